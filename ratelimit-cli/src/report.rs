@@ -9,7 +9,7 @@ use crate::suggest::setting;
 use crate::summary::{Report, WARNING, by_limit, shown_caller, totals};
 use crate::table::TextTable;
 use crate::tally::{LimitTally, Offender, Tally};
-use crate::text::{count, duration, plural, printable, share, time};
+use crate::text::{count, duration, in_words, plural, printable, share, time};
 
 mod chart;
 mod data;
@@ -157,7 +157,7 @@ fn fit(counts: &LimitTally) -> Markup {
     html! {
         section.limit aria-label=(format!("Limit {}", limit.name())) {
             h3 { (limit.name()) @if limit.is_shadow() { span.badge { "shadow: denies nothing" } } }
-            p.faint { code { (policy) } " for each " (names) }
+            p.faint { code { (in_words(policy, limit)) } " for each " (names) }
             @if counts.applied == 0 {
                 p { "No request carried " code { (names) } ": check the format of the log and the " code { "key" } " of the limit." }
             } @else if let Some((needs, nearness)) = observed {

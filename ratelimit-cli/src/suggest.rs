@@ -53,6 +53,7 @@ pub(crate) fn with_policy(
     policy: Policy,
 ) -> Result<Limit<Policy>, ConfigError> {
     let other = Limit::new(name, policy)?.by(limit.identifier_names())?;
+    let other = if limit.counts_attempts() { other.count_attempts()? } else { other };
     let requires = limit.is_required() && !limit.is_shadow();
     Ok(if requires { other.required() } else { other })
 }
@@ -162,8 +163,7 @@ fn with_capacity(policy: &Policy, capacity: u64) -> Option<Policy> {
 /// The field of a policy document that has the capacity: `burst = 30` or `rate = "5/s"`.
 pub(crate) fn setting(policy: &Policy) -> String {
     let text = policy.to_string();
-    let text = text.trim_end_matches(" count attempts");
-    let text = text.split_once(" debt ").map_or(text, |(text, _)| text);
+    let text = text.split_once(" debt ").map_or(&*text, |(text, _)| text);
     match (text.rsplit_once(" burst "), text.split_once(" rates ")) {
         (Some((_, burst)), _) => format!("burst = {burst}"),
         (_, Some((_, rates))) => format!("rates = [\"{}\"]", rates.replace(", ", "\", \"")),
@@ -204,6 +204,7 @@ mod tests {
     use ratelimit_core::store::Op;
     use ratelimit_core::{RateLimiter, Timestamp};
     use ratelimit_memory::MemoryStore;
+    use ratelimit_testkit::limit_in_words;
 
     use super::*;
     use crate::caller::Caller;
@@ -222,14 +223,14 @@ mod tests {
         }
     }
 
-    /// How many callers a policy denies at least once.
-    fn denied(policy: &Policy, log: &[(String, Timestamp, u64, Op)]) -> u64 {
+    /// How many callers a limit denies at least once.
+    fn denied(limit: &Limit<Policy>, log: &[(String, Timestamp, u64, Op)]) -> u64 {
         let (mut states, mut denied) = (HashMap::new(), BTreeSet::new());
         for (key, at, cost, op) in log {
             match op {
                 Op::Reset => drop(states.remove(key)),
                 Op::Acquire => {
-                    let step = policy.step(states.get(key), *at, *cost);
+                    let step = limit.step(states.get(key), *at, *cost);
                     if !step.decision.allowed {
                         denied.insert(key);
                     }
@@ -255,8 +256,10 @@ mod tests {
             "sliding-log 3/5s",
             "bucketed-window bucket 1s rates 1/1s,3/5s",
         ] {
-            let policy: &Policy = &words.parse().expect(words);
-            let limits = Limits::new([Limit::new("limit", *policy).expect(words)]).expect(words);
+            let limit = limit_in_words("limit", words);
+            let policy = limit.algorithm();
+            let with = |policy| with_policy(&limit, "limit", policy).expect(words);
+            let limits = Limits::new([limit.clone()]).expect(words);
             let unbounded = unbounded(&limits).expect(words);
             let limiter = RateLimiter::new(unbounded, MemoryStore::new());
             let (mut tally, mut log) = (Tally::new(limiter.limits(), Some(100)), Vec::new());
@@ -280,15 +283,17 @@ mod tests {
                 log.push((key, at, cost, op));
             }
             let needs = &Needs::of(&limits, tally.nearness())[0];
-            assert_eq!(needs.denied(policy), denied(policy, &log), "{words}");
+            assert_eq!(needs.denied(policy), denied(&limit, &log), "{words}");
             for most in [0, 1, 5, 20] {
                 let found = needs.smallest(most).expect(words);
-                assert!(denied(&found, &log) <= most, "{words}: {found}");
-                assert_eq!(needs.denied(&found), denied(&found, &log), "{words}: {found}");
+                let denies = denied(&with(found), &log);
+                assert!(denies <= most, "{words}: {found}");
+                assert_eq!(needs.denied(&found), denies, "{words}: {found}");
                 // Every smaller one denies more.
                 for less in 1..found.capacity() {
                     let less = with_capacity(policy, less).expect(words);
-                    assert!(denied(&less, &log) > most, "{words}: {less} beside {found}");
+                    let denies = denied(&with(less), &log);
+                    assert!(denies > most, "{words}: {less} beside {found}");
                 }
             }
         }
@@ -301,7 +306,6 @@ mod tests {
             ("gcra 1/s burst 3 debt 7", "burst = 3"),
             ("fixed-window 5/s debt 7", "rate = \"5/s\""),
             ("sliding-log 3/5s", "rate = \"3/5s\""),
-            ("fixed-window 3/m count attempts", "rate = \"3/m\""),
             ("bucketed-window bucket 1s rates 1/1s, 3/5s", "rates = [\"1/1s\", \"3/5s\"]"),
         ] {
             assert_eq!(setting(&words.parse().expect(words)), due);

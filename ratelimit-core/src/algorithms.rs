@@ -227,9 +227,14 @@ pub trait Algorithm: Send + Sync {
         forced.unwrap_or_else(|| self.step(None, now, left())).costing(capacity)
     }
 
-    /// Whether denied requests are charged. Only [`Attempts`](crate::Attempts) returns `true`.
-    fn charges_denials(&self) -> bool {
-        false
+    /// Charges a denied request to a limit that [counts attempts](crate::Limit::count_attempts): as
+    /// far as there is room, which leaves a full limit as of `now`. `cost` is at most the
+    /// [`capacity`](Self::capacity), and only the write matters. Returns `None`, the default, if no
+    /// limit of this algorithm can count attempts. An algorithm with forced charges usually forces
+    /// the charge.
+    fn fill(&self, state: Option<&Self::State>, now: Timestamp, cost: u64) -> MaybeStep<Self> {
+        let _ = (state, now, cost);
+        None
     }
 
     /// Whether charges are leases, which callers release when they are done, so that a denial usually ends before its
@@ -243,12 +248,6 @@ pub trait Algorithm: Send + Sync {
     /// known or a mixture: nothing is drawn in advance then.
     fn recovery(&self) -> Option<Recovery> {
         None
-    }
-
-    /// How long until a request of this cost fits if no other request comes, in microseconds. 0 if it fits at `now`,
-    /// `None` if it never does. An algorithm that charges denied requests leaves this request's own charge out.
-    fn wait_us(&self, state: Option<&Self::State>, now: Timestamp, cost: u64) -> Option<u64> {
-        self.step(state, now, cost).decision.retry_after_us
     }
 
     /// The most bytes of the caller's metadata that a charge keeps. `None`, the default, if it keeps none; stores
@@ -271,15 +270,6 @@ pub enum Recovery {
     Gradual,
     /// All at once, after [`reset_after_us`](Decision::reset_after_us): a charge counts in the window that it was made in.
     AtReset,
-}
-
-/// An algorithm that can charge denied requests: see [`Attempts`](crate::Attempts).
-pub trait ChargesAttempts: Algorithm {
-    /// Charges a denied request as far as there is room, which leaves a full limit as of `now`. `cost` is at most the
-    /// [`capacity`](Algorithm::capacity). By default, forces the charge. [`Attempts`](crate::Attempts) states the rule.
-    fn fill(&self, state: Option<&Self::State>, now: Timestamp, cost: u64) -> Write<Self::State> {
-        self.force(state, now, cost).map_or(Write::Keep, |step| step.write)
-    }
 }
 
 /// One step of an [`Algorithm`]: the decision, and the write that makes it true.
@@ -379,98 +369,3 @@ macro_rules! undone_by_refund {
     };
 }
 pub(crate) use undone_by_refund;
-
-/// Writes those methods of [`Algorithm`] that an algorithm with another one inside leaves to it. `$inside!(self, |inner| …)` calls
-/// the inner one, whose states convert into the outer's; `$own` finds its state in one of the outer's.
-macro_rules! forwards {
-    ($inside:ident, $own:ident) => {
-        fn capacity(&self) -> u64 {
-            $inside!(self, |inner| inner.capacity())
-        }
-
-        fn state_kind(&self) -> alloc::borrow::Cow<'static, str> {
-            $inside!(self, |inner| inner.state_kind())
-        }
-
-        fn refund(
-            &self,
-            state: Option<&Self::State>,
-            now: Timestamp,
-            cost: u64,
-        ) -> MaybeStep<Self> {
-            $inside!(self, |inner| Some(inner.refund($own(state), now, cost)?.map(Into::into)))
-        }
-
-        fn force(&self, state: Option<&Self::State>, now: Timestamp, cost: u64) -> MaybeStep<Self> {
-            $inside!(self, |inner| Some(inner.force($own(state), now, cost)?.map(Into::into)))
-        }
-
-        fn charged_at(&self, state: Option<&Self::State>, now: Timestamp) -> Timestamp {
-            $inside!(self, |inner| inner.charged_at($own(state), now))
-        }
-
-        fn record(
-            &self,
-            state: Option<&Self::State>,
-            now: Timestamp,
-            cost: u64,
-            before: Option<&Reservation>,
-        ) -> Reservation {
-            $inside!(self, |inner| inner.record($own(state), now, cost, before))
-        }
-
-        fn renew(
-            &self,
-            state: Option<&Self::State>,
-            now: Timestamp,
-            made: &Reservation,
-        ) -> Step<Self::State> {
-            $inside!(self, |inner| inner.renew($own(state), now, made).map(Into::into))
-        }
-
-        fn undo(
-            &self,
-            state: Option<&Self::State>,
-            now: Timestamp,
-            made: &Reservation,
-            charged: &Self::State,
-        ) -> MaybeStep<Self> {
-            $inside!(self, |inner| {
-                Some(inner.undo($own(state), now, made, $own(Some(charged))?)?.map(Into::into))
-            })
-        }
-
-        fn debt(&self) -> u64 {
-            $inside!(self, |inner| inner.debt())
-        }
-
-        fn owed(&self, state: Option<&Self::State>, now: Timestamp) -> u64 {
-            $inside!(self, |inner| inner.owed($own(state), now))
-        }
-
-        fn forgiven(&self, state: Option<&Self::State>, now: Timestamp, cost: u64) -> u64 {
-            $inside!(self, |inner| inner.forgiven($own(state), now, cost))
-        }
-
-        fn filled(&self, now: Timestamp) -> Step<Self::State> {
-            $inside!(self, |inner| inner.filled(now).map(Into::into))
-        }
-
-        fn has_leases(&self) -> bool {
-            $inside!(self, |inner| inner.has_leases())
-        }
-
-        fn recovery(&self) -> Option<$crate::algorithms::Recovery> {
-            $inside!(self, |inner| inner.recovery())
-        }
-
-        fn wait_us(&self, state: Option<&Self::State>, now: Timestamp, cost: u64) -> Option<u64> {
-            $inside!(self, |inner| inner.wait_us($own(state), now, cost))
-        }
-
-        fn metadata_bytes(&self) -> Option<usize> {
-            $inside!(self, |inner| inner.metadata_bytes())
-        }
-    };
-}
-pub(crate) use forwards;

@@ -283,7 +283,7 @@ impl<'a, A: Algorithm> Batch<'a, A> {
                 return Err(Refusal::Metadata { limit: limit(), bytes, most });
             }
             if self.id.is_some() && reservations {
-                if algorithm.reservation_us().is_none() {
+                if check.limit.reservation_us().is_none() {
                     return Err(Refusal::CannotReserve { limit: limit() });
                 }
                 if self.op == Op::Acquire && check.cost == 0 {

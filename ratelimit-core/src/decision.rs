@@ -29,7 +29,7 @@ pub struct Decision {
     pub remaining: u64,
     /// How long until the same request is admitted, in microseconds, if no other request comes. 0 if it is admitted now,
     /// `None` if it never can be (its cost is above the capacity). The charge of a denied request, if there is one, counts
-    /// (see [`Attempts`](crate::Attempts)).
+    /// (see [`Limit::count_attempts`](crate::Limit::count_attempts)).
     pub retry_after_us: Option<u64>,
     /// How long until `remaining` grows, in microseconds, if no other request comes: the wait of a request that costs
     /// `remaining + 1`. 0 if it does not grow, because nothing is missing.

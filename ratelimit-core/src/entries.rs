@@ -5,7 +5,7 @@
 use alloc::borrow::Cow;
 use alloc::vec::Vec;
 
-use crate::algorithms::{Algorithm, ChargesAttempts, MaybeStep, Step, Write};
+use crate::algorithms::{Algorithm, MaybeStep, Step, Write};
 use crate::decision::Decision;
 use crate::in_memory::{InMemory, counts_entries};
 use crate::rate::kind_of_window;
@@ -238,6 +238,26 @@ impl<const LEASES: bool> Algorithm for LoggedWindow<LEASES> {
         Some(self.changed(now, cost, live, entries))
     }
 
+    /// Adds the cost and drops the oldest entries, the last one in part, until the log is exactly
+    /// full; or as full as it was, if a larger limit wrote it. A denied attempt takes no lease.
+    fn fill(&self, state: Option<&Self::State>, now: Timestamp, cost: u64) -> MaybeStep<Self> {
+        if LEASES {
+            return None;
+        }
+        let live = self.live(state, now);
+        let full = self.limit.max(live.used);
+        let mut entries = with_entry(live, cost.min(self.limit));
+        let mut excess = used(&entries).saturating_sub(full);
+        let first_kept = entries.iter_mut().position(|entry| {
+            let dropped = excess.min(entry.cost);
+            entry.cost -= dropped;
+            excess -= dropped;
+            entry.cost > 0
+        });
+        entries.drain(..first_kept.unwrap_or_default());
+        Some(self.changed(now, cost, live, Some(entries).filter(|_| cost > 0)))
+    }
+
     fn has_leases(&self) -> bool {
         LEASES
     }
@@ -312,28 +332,6 @@ impl<const LEASES: bool> InMemory for LoggedWindow<LEASES> {
     }
 
     counts_entries!(entries);
-}
-
-impl ChargesAttempts for LoggedWindow<false> {
-    /// Adds the cost and drops the oldest entries, the last one in part, until the log is exactly full; or as full as it was, if a
-    /// larger limit wrote it.
-    fn fill(&self, state: Option<&Self::State>, now: Timestamp, cost: u64) -> Write<Self::State> {
-        if cost == 0 {
-            return Write::Keep;
-        }
-        let live = self.live(state, now);
-        let full = self.limit.max(live.used);
-        let mut entries = with_entry(live, cost.min(self.limit));
-        let mut excess = used(&entries).saturating_sub(full);
-        let first_kept = entries.iter_mut().position(|entry| {
-            let dropped = excess.min(entry.cost);
-            entry.cost -= dropped;
-            excess -= dropped;
-            entry.cost > 0
-        });
-        entries.drain(..first_kept.unwrap_or_default());
-        self.written(entries)
-    }
 }
 
 fn used(entries: &[LogEntry]) -> u64 {

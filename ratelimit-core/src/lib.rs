@@ -24,7 +24,7 @@
 //! | [`Limits`], [`Policy`], [`Rate`] | declaring limits |
 //! | [`Verdict`], [`Decision`] | the answer |
 //! | [`Gcra`], [`TokenBucket`], [`FixedWindow`], [`FirstRequestWindow`], [`WindowLog`], [`SlidingCounter`], [`BucketedWindow`], [`SlidingLog`], [`Concurrency`] | the algorithms |
-//! | [`Attempts`], [`Stack`] | limits that charge attempts, and several limits in one key |
+//! | [`Stack`] | several limits in one key |
 //! | [`ReservationId`] | leases, and reservations that you settle later |
 //! | [`Algorithm`] | writing an algorithm |
 //! | [`Store`], [`SyncStore`], [`Batch`](store::Batch), [`decide`](store::decide) | writing a store |
@@ -35,14 +35,14 @@
 //! value or as text:
 //!
 //! ```
-//! use ratelimit_core::{Attempts, FixedWindow, Gcra, Limits, RateLimiter};
+//! use ratelimit_core::{FixedWindow, Gcra, Limits, RateLimiter};
 //! use ratelimit_memory::MemoryStore;
 //!
-//! let tries = Attempts::new(FixedWindow::per_minute(9).build()?); // denied requests are charged too
 //! let limits = Limits::builder()
 //!     .limit("burst", Gcra::per_second(10).burst(20)).by(["ip"])
 //!     .limit("daily", "fixed-window 5000/d").by(["user"])
-//!     .limit("tries", tries).by(["ip", "user"])
+//!     // Denied requests are charged, too.
+//!     .limit("tries", FixedWindow::per_minute(9)).by(["ip", "user"]).count_attempts()
 //!     .build()?;
 //! let limiter = RateLimiter::new(limits, MemoryStore::new());
 //!
@@ -135,7 +135,6 @@ extern crate alloc;
 extern crate std;
 
 mod algorithms;
-mod attempts;
 mod batch;
 mod builder;
 mod clock;
@@ -163,7 +162,6 @@ pub use algorithms::{
     Algorithm, BucketedWindow, Concurrency, FirstRequestWindow, FixedWindow, Gcra, SlidingCounter,
     SlidingLog, TokenBucket, WindowLog,
 };
-pub use attempts::Attempts;
 #[cfg(feature = "std")]
 pub use clock::SystemClock;
 #[cfg(feature = "tokio")]
@@ -193,10 +191,9 @@ pub use timestamp::Timestamp;
 /// ones.
 pub mod algorithm {
     pub use crate::algorithms::{
-        BucketCount, BucketWindow, BucketedWindowState, ChargesAttempts, ConcurrencyState,
-        CountedWindow, FirstRequestState, FixedWindowState, GcraState, KeepsEntries, LeakyBucket,
-        MaybeStep, Recovery, SlidingCounterState, SlidingLogState, Step, WindowEntry,
-        WindowLogState, Write,
+        BucketCount, BucketWindow, BucketedWindowState, ConcurrencyState, CountedWindow,
+        FirstRequestState, FixedWindowState, GcraState, KeepsEntries, LeakyBucket, MaybeStep,
+        Recovery, SlidingCounterState, SlidingLogState, Step, WindowEntry, WindowLogState, Write,
     };
     pub use crate::builder::{AlgorithmBuilder, FromRate};
     pub use crate::entries::{LogEntry, LogState, LoggedWindow};

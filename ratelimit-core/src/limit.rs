@@ -10,9 +10,9 @@ use core::num::NonZeroU64;
 use crate::algorithms::Algorithm;
 use crate::error::{ConfigError, did_you_mean};
 use crate::identifiers::Identifiers;
-use crate::reservation::Reservation;
 use crate::share::Share;
-use crate::timestamp::Timestamp;
+
+mod step;
 
 /// A named algorithm. A store keeps a state per [state name](Self::state_name) and key.
 ///
@@ -31,6 +31,7 @@ pub struct Limit<A> {
     required: bool,
     shadow: bool,
     on_outage: Option<OnOutage>,
+    counts_attempts: bool,
     algorithm: A,
 }
 
@@ -79,14 +80,9 @@ impl<A: Algorithm> Limit<A> {
     ///
     /// # Errors
     /// A name that is empty, longer than 64 bytes, or holds anything but ASCII letters, digits, `-`, `_` and `.` (it becomes a
-    /// part of keys on a server). A [state kind](Algorithm::state_kind) with other characters. A [debt](Algorithm::debt) of a
-    /// limit that counts attempts.
+    /// part of keys on a server). A [state kind](Algorithm::state_kind) with other characters.
     pub fn new(name: &str, algorithm: A) -> Result<Self, ConfigError> {
         checked_name(name, "a limit's name").map_err(|error| error.in_limit(name))?;
-        if algorithm.debt() > 0 && algorithm.charges_denials() {
-            let message = "debt has no meaning with count = \"attempts\": denied requests would be owed; leave one of them out";
-            return Err(ConfigError::new(message).in_limit(name));
-        }
         let state_name = state_name(name, &algorithm)?;
         Ok(Self {
             name: name.into(),
@@ -96,6 +92,7 @@ impl<A: Algorithm> Limit<A> {
             required: false,
             shadow: false,
             on_outage: None,
+            counts_attempts: false,
             algorithm,
         })
     }
@@ -264,10 +261,8 @@ impl<A: Algorithm> Limit<A> {
     /// # Errors
     /// It reserves, and the algorithm cannot; or it does not, and the algorithm grants leases.
     pub fn check_reserving(&self, reserves: bool) -> Result<(), ConfigError> {
-        let nothing = Reservation::new(Timestamp::ZERO, 0);
-        let can_reserve = || self.algorithm.settle(None, Timestamp::ZERO, &nothing, 0).is_some();
         let why = match (reserves, self.algorithm.has_leases()) {
-            (true, _) if !can_reserve() => {
+            (true, _) if self.reservation_us().is_none() => {
                 "its algorithm cannot reserve a cost; take gcra, token-bucket, fixed-window or concurrency, or do not reserve"
             }
             (false, true) => {

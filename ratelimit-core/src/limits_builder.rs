@@ -20,14 +20,13 @@ impl Limits<Policy> {
     /// Limits of different built-in algorithms, each given as an algorithm, as a builder of one or in words.
     ///
     /// ```
-    /// use ratelimit_core::{Attempts, FixedWindow, Gcra, Limits};
+    /// use ratelimit_core::{FixedWindow, Gcra, Limits};
     ///
-    /// let logins = FixedWindow::per_minute(9).build()?;
     /// let limits = Limits::builder()
     ///     .limit("burst", Gcra::per_second(10).burst(20)).by(["ip"])
     ///     .limit("daily", FixedWindow::per_day(5_000)).by(["user"]).required()
     ///     .limit("hourly", "sliding-counter 1000/h").by(["ip", "user"])
-    ///     .limit("logins", Attempts::new(logins)).by(["ip"])
+    ///     .limit("logins", FixedWindow::per_minute(9)).by(["ip"]).count_attempts()
     ///     .build()?;
     /// assert_eq!(limits.iter().map(|limit| limit.name()).collect::<Vec<_>>(), ["burst", "daily", "hourly", "logins"]);
     ///
@@ -80,6 +79,11 @@ impl<A: Algorithm> LimitsBuilder<A> {
     /// [`Limit::on_outage`].
     pub fn on_outage(self, on_outage: OnOutage) -> Self {
         self.change_last("on_outage", |limit| Ok(limit.on_outage(on_outage)))
+    }
+
+    /// The limit before this call charges denied requests, too: see [`Limit::count_attempts`].
+    pub fn count_attempts(self) -> Self {
+        self.change_last("count_attempts", Limit::count_attempts)
     }
 
     fn change_last(
@@ -148,6 +152,9 @@ mod tests {
         assert!(limit.as_deref() == Some("a") && says.contains("twice"), "{says}");
         assert!(error(Limits::builder().by(["ip"])).1.contains("call limit() first"));
         assert!(error(Limits::builder().required()).1.contains("call limit() first"));
+        let leases = Limits::builder().limit("jobs", "concurrency 2/s").count_attempts();
+        let (limit, says) = error(leases);
+        assert!(limit.as_deref() == Some("jobs") && says.contains("no meaning for concurrency"));
         assert!(error(Limits::builder()).1.contains("at least one limit"));
         assert!(error(Limits::builder().limit("a b", "gcra 1/s")).1.contains("a b"));
     }

@@ -2,15 +2,15 @@
 //!
 //! [`Policy`] is exhaustive, so a new algorithm does not compile without its Lua twin.
 
+use alloc::borrow::Cow;
 use core::num::NonZeroU64;
 
 use crate::algorithms::{
     Algorithm, BucketedWindow, BucketedWindowState, Concurrency, ConcurrencyState,
     FirstRequestState, FirstRequestWindow, FixedWindow, FixedWindowState, Gcra, GcraState,
-    KeepsEntries, MaybeStep, SlidingCounter, SlidingCounterState, SlidingLog, SlidingLogState,
-    Step, TokenBucket, WindowEntry, WindowLog, WindowLogState, forwards,
+    KeepsEntries, MaybeStep, Recovery, SlidingCounter, SlidingCounterState, SlidingLog,
+    SlidingLogState, Step, TokenBucket, WindowEntry, WindowLog, WindowLogState,
 };
-use crate::attempts::Attempts;
 use crate::builder::{AlgorithmBuilder, FromRate};
 use crate::decision::Decision;
 use crate::error::ConfigError;
@@ -22,21 +22,19 @@ use crate::share::Share;
 use crate::timestamp::Timestamp;
 
 /// Writes the enum of algorithms, the enum of their states, and the dispatch between them: the one list that a new
-/// built-in algorithm is added to. The second name, if any, is the variant that charges attempts; both share a state, as
-/// do all algorithms that name the same one.
+/// built-in algorithm is added to. Algorithms that name the same state share it.
 macro_rules! policies {
     (
-        algorithms { $( $(#[$doc:meta])* $variant:ident $(| $attempts:ident)? in $kept:ident = $name:literal, )+ }
+        algorithms { $( $(#[$doc:meta])* $variant:ident in $kept:ident = $name:literal, )+ }
         states { $( $(#[$state_doc:meta])* $own:ident($state:ty), )+ }
     ) => {
         /// Any of the built-in algorithms.
         ///
         /// ```
-        /// use ratelimit_core::{Attempts, FixedWindow, Gcra, Limits, Policy};
+        /// use ratelimit_core::{FixedWindow, Gcra, Limits, Policy};
         /// let limits: Limits<Policy> = Limits::builder()
         ///     .limit("burst", Gcra::per_second(10).burst(20))
         ///     .limit("daily", FixedWindow::per_day(5_000))
-        ///     .limit("tries", Attempts::new(FixedWindow::per_minute(9).build()?))
         ///     .build()?;
         /// # Ok::<(), ratelimit_core::ConfigError>(())
         /// ```
@@ -44,7 +42,6 @@ macro_rules! policies {
         pub enum Policy {
             $(
                 $(#[$doc])* $variant($variant),
-                $( #[doc = concat!("[`", stringify!($variant), "`](Self::", stringify!($variant), "), charging attempts.")] $attempts(Attempts<$variant>), )?
             )+
         }
 
@@ -61,7 +58,7 @@ macro_rules! policies {
             /// This algorithm's name in a policy document.
             #[must_use]
             pub const fn name(&self) -> &'static str {
-                match self { $( Self::$variant(_) $(| Self::$attempts(_))? => $name, )+ }
+                match self { $( Self::$variant(_) => $name, )+ }
             }
 
             /// The algorithm of this name, of numbers as its `FromStr` reads them.
@@ -69,28 +66,6 @@ macro_rules! policies {
                 match name {
                     $( $name => numbers.parse().map(Self::$variant), )+
                     _ => Err(text::unknown(name)),
-                }
-            }
-
-            /// The same algorithm, charging attempts; `None` if it cannot.
-            #[must_use]
-            pub const fn by_attempts(self) -> Option<Self> {
-                match self {
-                    $( $(
-                        Self::$variant(algorithm) => Some(Self::$attempts(Attempts::new(algorithm))),
-                        Self::$attempts(algorithm) => Some(Self::$attempts(algorithm)),
-                    )? )+
-                    #[allow(unreachable_patterns, reason = "reached by algorithms without a second name")]
-                    _ => None,
-                }
-            }
-
-            /// The same algorithm, charging admitted requests only.
-            #[must_use]
-            pub const fn by_admissions(self) -> Self {
-                match self {
-                    $( Self::$variant(algorithm) => Self::$variant(algorithm),
-                    $( Self::$attempts(algorithm) => Self::$variant(*algorithm.algorithm()), )? )+
                 }
             }
         }
@@ -101,14 +76,6 @@ macro_rules! policies {
                     Self::$variant(algorithm)
                 }
             }
-
-            $(
-                impl From<Attempts<$variant>> for Policy {
-                    fn from(algorithm: Attempts<$variant>) -> Self {
-                        Self::$attempts(algorithm)
-                    }
-                }
-            )?
         )+
 
         $(
@@ -135,7 +102,7 @@ macro_rules! policies {
         /// Calls a method of the algorithm in the variant.
         macro_rules! dispatched {
             ($policy:expr, |$a:ident| $call:expr) => {
-                match $policy { $( Policy::$variant($a) => $call, $( Policy::$attempts($a) => $call, )? )+ }
+                match $policy { $( Policy::$variant($a) => $call, )+ }
             };
         }
 
@@ -148,9 +115,6 @@ macro_rules! policies {
                         (Self::$variant(algorithm), PolicyState::$kept(own)) => {
                             algorithm.step_in_place(own, now, cost)
                         }
-                        $( (Self::$attempts(algorithm), PolicyState::$kept(own)) => {
-                            algorithm.step_in_place(own, now, cost)
-                        } )?
                     )+
                     #[allow(unreachable_patterns, reason = "unreachable if the list had one algorithm")]
                     _ => self.step(None, now, cost).map(|next| *state = next),
@@ -200,21 +164,21 @@ macro_rules! policies {
 policies! {
     algorithms {
         /// The generic cell rate algorithm.
-        Gcra | GcraAttempts in Gcra = "gcra",
+        Gcra in Gcra = "gcra",
         /// The token bucket, which decides as GCRA and keeps its state.
-        TokenBucket | TokenBucketAttempts in Gcra = "token-bucket",
+        TokenBucket in Gcra = "token-bucket",
         /// The fixed window aligned to the clock.
-        FixedWindow | FixedWindowAttempts in FixedWindow = "fixed-window",
+        FixedWindow in FixedWindow = "fixed-window",
         /// The window that begins with the first request.
-        FirstRequestWindow | FirstRequestWindowAttempts in FirstRequestWindow = "first-request-window",
+        FirstRequestWindow in FirstRequestWindow = "first-request-window",
         /// The window that begins with the first request, with an entry per request.
-        WindowLog | WindowLogAttempts in WindowLog = "window-log",
+        WindowLog in WindowLog = "window-log",
         /// Several windows over shared buckets.
-        BucketedWindow | BucketedWindowAttempts in BucketedWindow = "bucketed-window",
+        BucketedWindow in BucketedWindow = "bucketed-window",
         /// Two windows, the previous one weighted.
-        SlidingCounter | SlidingCounterAttempts in SlidingCounter = "sliding-counter",
+        SlidingCounter in SlidingCounter = "sliding-counter",
         /// The exact log of admitted requests.
-        SlidingLog | SlidingLogAttempts in SlidingLog = "sliding-log",
+        SlidingLog in SlidingLog = "sliding-log",
         /// A number of leases at the same time.
         Concurrency in Concurrency = "concurrency",
     }
@@ -297,7 +261,90 @@ where
 impl Algorithm for Policy {
     type State = PolicyState;
 
-    forwards!(dispatched, own);
+    fn capacity(&self) -> u64 {
+        dispatched!(self, |algorithm| algorithm.capacity())
+    }
+
+    fn state_kind(&self) -> Cow<'static, str> {
+        dispatched!(self, |algorithm| algorithm.state_kind())
+    }
+
+    fn refund(&self, state: Option<&PolicyState>, now: Timestamp, cost: u64) -> MaybeStep<Self> {
+        dispatched!(self, |algorithm| Some(
+            algorithm.refund(own(state), now, cost)?.map(Into::into)
+        ))
+    }
+
+    fn force(&self, state: Option<&PolicyState>, now: Timestamp, cost: u64) -> MaybeStep<Self> {
+        dispatched!(self, |algorithm| Some(algorithm.force(own(state), now, cost)?.map(Into::into)))
+    }
+
+    fn fill(&self, state: Option<&PolicyState>, now: Timestamp, cost: u64) -> MaybeStep<Self> {
+        dispatched!(self, |algorithm| Some(algorithm.fill(own(state), now, cost)?.map(Into::into)))
+    }
+
+    fn charged_at(&self, state: Option<&PolicyState>, now: Timestamp) -> Timestamp {
+        dispatched!(self, |algorithm| algorithm.charged_at(own(state), now))
+    }
+
+    fn record(
+        &self,
+        state: Option<&PolicyState>,
+        now: Timestamp,
+        cost: u64,
+        before: Option<&Reservation>,
+    ) -> Reservation {
+        dispatched!(self, |algorithm| algorithm.record(own(state), now, cost, before))
+    }
+
+    fn renew(
+        &self,
+        state: Option<&PolicyState>,
+        now: Timestamp,
+        reservation: &Reservation,
+    ) -> Step<PolicyState> {
+        dispatched!(self, |algorithm| algorithm.renew(own(state), now, reservation).map(Into::into))
+    }
+
+    fn undo(
+        &self,
+        state: Option<&PolicyState>,
+        now: Timestamp,
+        reservation: &Reservation,
+        charged: &PolicyState,
+    ) -> MaybeStep<Self> {
+        dispatched!(self, |algorithm| {
+            Some(algorithm.undo(own(state), now, reservation, own(Some(charged))?)?.map(Into::into))
+        })
+    }
+
+    fn debt(&self) -> u64 {
+        dispatched!(self, |algorithm| algorithm.debt())
+    }
+
+    fn owed(&self, state: Option<&PolicyState>, now: Timestamp) -> u64 {
+        dispatched!(self, |algorithm| algorithm.owed(own(state), now))
+    }
+
+    fn forgiven(&self, state: Option<&PolicyState>, now: Timestamp, cost: u64) -> u64 {
+        dispatched!(self, |algorithm| algorithm.forgiven(own(state), now, cost))
+    }
+
+    fn filled(&self, now: Timestamp) -> Step<PolicyState> {
+        dispatched!(self, |algorithm| algorithm.filled(now).map(Into::into))
+    }
+
+    fn has_leases(&self) -> bool {
+        dispatched!(self, |algorithm| algorithm.has_leases())
+    }
+
+    fn recovery(&self) -> Option<Recovery> {
+        dispatched!(self, |algorithm| algorithm.recovery())
+    }
+
+    fn metadata_bytes(&self) -> Option<usize> {
+        dispatched!(self, |algorithm| algorithm.metadata_bytes())
+    }
 
     fn step(&self, state: Option<&PolicyState>, now: Timestamp, cost: u64) -> Step<PolicyState> {
         dispatched!(self, |algorithm| algorithm.step(own(state), now, cost).map(Into::into))
@@ -319,13 +366,8 @@ impl Algorithm for Policy {
         })
     }
 
-    fn charges_denials(&self) -> bool {
-        dispatched!(self, |algorithm| algorithm.charges_denials())
-    }
-
     fn annotate(&self, state: &mut PolicyState, metadata: &[u8]) {
-        if let (Self::WindowLog(log), PolicyState::WindowLog(state)) = (self.by_admissions(), state)
-        {
+        if let (Self::WindowLog(log), PolicyState::WindowLog(state)) = (self, state) {
             log.annotate(state, metadata);
         }
     }
@@ -335,7 +377,7 @@ impl Algorithm for Policy {
 #[deny(clippy::missing_trait_methods)]
 impl KeepsEntries for Policy {
     fn entries_of<'s>(&self, state: &'s PolicyState, now: Timestamp) -> &'s [WindowEntry] {
-        match (self.by_admissions(), state) {
+        match (self, state) {
             (Self::WindowLog(log), PolicyState::WindowLog(state)) => log.entries_of(state, now),
             _ => &[],
         }
@@ -352,7 +394,7 @@ mod tests {
             "gcra 10/s burst 20 debt 5",
             "token-bucket 7/5m burst 7",
             "fixed-window 2/m debt 9",
-            "first-request-window 60/h count attempts",
+            "first-request-window 60/h",
             "window-log 3/s",
             "bucketed-window bucket 1s rates 10/1s, 50/10s",
             "sliding-counter 9/s",

@@ -1,7 +1,6 @@
 //! [`Quota`]: what an algorithm allows, as numbers for messages and HTTP headers.
 
-use crate::algorithms::{Algorithm, BucketedWindow, ChargesAttempts};
-use crate::attempts::Attempts;
+use crate::algorithms::{Algorithm, BucketedWindow};
 use crate::builder::FromRate;
 use crate::decision::Decision;
 use crate::rate::Rate;
@@ -70,16 +69,6 @@ impl Quota for BucketedWindow {
     }
 }
 
-impl<A: Quota + ChargesAttempts> Quota for Attempts<A> {
-    fn rate(&self) -> Option<Rate> {
-        self.algorithm().rate()
-    }
-
-    fn window_us(&self, decision: &Decision) -> Option<u64> {
-        self.algorithm().window_us(decision)
-    }
-}
-
 /// The slowest of its limits' rates, and the window of the limit that the decision shows.
 impl<A: Quota> Quota for Stack<A> {
     fn rate(&self) -> Option<Rate> {
@@ -110,7 +99,7 @@ mod tests {
     fn a_policy_tells_the_rate_that_it_was_built_with() {
         for (words, expected) in [
             ("gcra 10/s burst 20", "10/s"),
-            ("sliding-log 2/m count attempts", "2/m"),
+            ("sliding-log 2/m", "2/m"),
             ("bucketed-window bucket 1s rates 1000/1s, 5000/10s, 7000/15s", "7000/15s"),
         ] {
             let policy: Policy = words.parse().expect(words);

@@ -5,8 +5,7 @@ use core::num::NonZeroU64;
 use alloc::format;
 use alloc::vec::Vec;
 
-use crate::algorithms::{Algorithm, BucketedWindow, ChargesAttempts};
-use crate::attempts::Attempts;
+use crate::algorithms::{Algorithm, BucketedWindow};
 use crate::builder::FromRate;
 use crate::error::ConfigError;
 use crate::rate::Rate;
@@ -73,11 +72,5 @@ impl Share for BucketedWindow {
     fn share(&self, nodes: NonZeroU64) -> Result<Self, ConfigError> {
         let rates = self.windows().iter().map(|one| window(one.limit, one.span_us, nodes));
         Self::new(self.bucket_us(), &rates.collect::<Result<Vec<_>, _>>()?)
-    }
-}
-
-impl<A: Share + ChargesAttempts> Share for Attempts<A> {
-    fn share(&self, nodes: NonZeroU64) -> Result<Self, ConfigError> {
-        Ok(Self::new(self.algorithm().share(nodes)?))
     }
 }

@@ -20,6 +20,9 @@ use crate::timestamp::Timestamp;
 /// the least remaining (the first on a tie), the longest `reset_after`, and as `retry_after` the time until all of them
 /// admit. A [`Batch`](crate::store::Batch) of named limits also returns the decision of each limit.
 ///
+/// A stack is charged as a whole or not at all, so it cannot [count
+/// attempts](crate::Limit::count_attempts): keep a limit that does beside it, in the same batch.
+///
 /// A batch looks up a state per limit and allocates its answer: in memory three named limits take 1.5 times as long as a stack
 /// of three, or longer. A limit that keeps entries is copied at each charge.
 ///
@@ -60,17 +63,11 @@ impl<A: Algorithm> Stack<A> {
     /// A stack of these limits.
     ///
     /// # Errors
-    /// No limit, or a limit that [charges attempts](crate::Attempts): it would charge when the others do not.
+    /// No limit.
     pub fn new(limits: impl IntoIterator<Item = A>) -> Result<Self, ConfigError> {
         let limits: Vec<A> = limits.into_iter().collect();
         if limits.is_empty() {
             return Err(ConfigError::new("a stack of no limits; give it at least one"));
-        }
-        if limits.iter().any(Algorithm::charges_denials) {
-            return Err(ConfigError::new(
-                "a stack is charged as a whole or not at all; keep a limit that counts attempts \
-                 beside it, in the same batch",
-            ));
         }
         Ok(Self { limits })
     }

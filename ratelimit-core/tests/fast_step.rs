@@ -4,8 +4,8 @@
 #![allow(clippy::expect_used, reason = "tests")]
 
 use proptest::prelude::*;
-use ratelimit_core::algorithm::{Compact, InMemory, step_compact};
-use ratelimit_core::{Gcra, Policy, Rate, Timestamp};
+use ratelimit_core::algorithm::{Compact, InMemory};
+use ratelimit_core::{Gcra, Limit, Policy, Rate, Timestamp};
 
 /// Numbers of every magnitude.
 fn up_to_bits(bits: u32) -> impl Strategy<Value = u64> {
@@ -46,32 +46,36 @@ proptest! {
         cost in prop_oneof![Just(1), Just(0), up_to_bits(25)],
     ) {
         // Also at the cost that just fits, and at one more.
-        let left = step_compact(&limit, Some(state), now, 0).expect("it fits").decision.remaining;
+        let limit = Limit::new("l", limit).expect("a name");
+        let left = limit.step_compact(Some(state), now, 0).expect("it fits").decision.remaining;
         for cost in [cost, left, left + 1] {
-            agrees(limit, state, now, cost)?;
+            agrees(&limit, state, now, cost)?;
         }
     }
 }
 
-/// The fast steps of the limit, of its policy and of its attempts are the steps of each, and exist for nearly all
-/// requests.
-fn agrees(limit: Gcra, state: Compact, now: Timestamp, cost: u64) -> Result<(), TestCaseError> {
-    let refill = limit.refill();
+/// The fast step of the limit and of its policy is the step of each, and exists for nearly all
+/// requests; where it admits, a limit that counts attempts steps alike.
+fn agrees(
+    limit: &Limit<Gcra>,
+    state: Compact,
+    now: Timestamp,
+    cost: u64,
+) -> Result<(), TestCaseError> {
+    let gcra = *limit.algorithm();
+    let refill = gcra.refill();
     let is_whole = refill.tick_us == 1 && refill.tick_units == 1;
     let is_usual = is_whole && (1..=refill.burst).contains(&cost) && now >= state.at;
-    let policy = Policy::from(limit);
-    let attempts = policy.by_attempts().expect("gcra counts attempts");
-    prop_assert_eq!(limit.has_fast_step(), is_whole);
-    prop_assert_eq!(policy.has_fast_step(), is_whole);
-    prop_assert_eq!(attempts.has_fast_step(), is_whole);
-    let step = step_compact(&limit, Some(state), now, cost);
-    let step = step.filter(|_| is_usual);
-    prop_assert_eq!(limit.step_fast(state, now, cost), step.clone());
-    prop_assert_eq!(policy.step_fast(state, now, cost), step.clone());
+    let policy = Limit::new("l", Policy::from(gcra)).expect("a name");
+    let attempts = policy.clone().count_attempts().expect("gcra counts attempts");
+    prop_assert_eq!(gcra.has_fast_step(), is_whole);
+    prop_assert_eq!(policy.algorithm().has_fast_step(), is_whole);
+    let step = limit.step_compact(Some(state), now, cost).filter(|_| is_usual);
+    prop_assert_eq!(gcra.step_fast(state, now, cost), step.clone());
+    prop_assert_eq!(policy.algorithm().step_fast(state, now, cost), step.clone());
     let admitted = step.filter(|step| step.decision.allowed);
-    prop_assert_eq!(attempts.step_fast(state, now, cost), admitted.clone());
     if admitted.is_some() {
-        prop_assert_eq!(step_compact(&attempts, Some(state), now, cost), admitted);
+        prop_assert_eq!(attempts.step_compact(Some(state), now, cost), admitted);
     }
     Ok(())
 }

@@ -28,7 +28,7 @@ fn a_share_divides_bursts_counts_and_debts_rounded_down_and_rates_exactly() {
         ("sliding-counter 10/m", 4, "sliding-counter 2/m"),
         ("sliding-log 5/s", 1, "sliding-log 5/s"),
         ("window-log 9/s", 9, "window-log 1/s"),
-        ("first-request-window 9/s count attempts", 2, "first-request-window 4/s count attempts"),
+        ("first-request-window 9/s", 2, "first-request-window 4/s"),
         (
             "bucketed-window bucket 1s rates 10/1s, 55/10s",
             10,
@@ -55,6 +55,7 @@ fn a_limit_too_small_for_its_nodes_is_refused_by_name() {
 fn a_share_keeps_everything_else_of_a_limit() {
     let limit = Limit::new("api", policy("gcra 10/s burst 20")).expect("a name");
     let limit = limit.by(["ip"]).expect("an identifier").required().shadow();
+    let limit = limit.count_attempts().expect("a bucket can");
     let share = limit.share(NonZeroU64::MIN).expect("one node");
     assert_eq!(share, limit);
 }

@@ -78,11 +78,13 @@ fn a_stack_is_charged_at_the_latest_time_of_its_limits() {
 }
 
 #[test]
-fn a_stack_has_at_least_one_limit_and_none_that_counts_attempts() {
+fn a_stack_has_at_least_one_limit_and_counts_no_attempts() {
     assert!(Stack::<Policy>::new([]).is_err());
     let policy = |words: &str| words.parse::<Policy>().expect(words);
-    let refused = Stack::new(["fixed-window 4/s", "fixed-window 4/s count attempts"].map(policy));
-    assert!(refused.expect_err("it would charge alone").to_string().contains("attempts"));
     let stack = Stack::new(["fixed-window 4/s", "fixed-window 2/s"].map(policy));
-    assert_eq!(stack.expect("a stack").capacity(), 2);
+    let stack = stack.expect("a stack");
+    assert_eq!(stack.capacity(), 2);
+    let refused = Limit::new("l", stack).and_then(Limit::count_attempts);
+    let message = refused.expect_err("it is charged as a whole").to_string();
+    assert!(message.contains("no meaning for stack"), "{message}");
 }

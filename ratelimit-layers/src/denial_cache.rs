@@ -69,7 +69,8 @@ const MOST_JITTER_US: u64 = 1_000;
 ///
 /// It never answers:
 ///
-/// - limits that [count attempts](ratelimit_core::Attempts), because each attempt is charged;
+/// - limits that [count attempts](ratelimit_core::Limit::count_attempts), because each attempt is
+///   charged;
 /// - [limits with leases](Algorithm::has_leases), because releasing a lease ends the wait of others;
 /// - peeks, requests with metadata or at a given time, and all operations other than [`Op::Acquire`];
 /// - requests under an id, unless it was [drawn](Batch::settled_once) for this one request, as `reserve_owned` and HTTP layers

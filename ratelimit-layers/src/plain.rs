@@ -1,7 +1,7 @@
 //! Which requests a layer may decide by itself.
 
-use ratelimit_core::Algorithm;
 use ratelimit_core::store::{Batch, Now, Op};
+use ratelimit_core::{Algorithm, Limit};
 
 /// Whether a batch only acquires, at the store's time, from limits that charge what they admit until it recovers: neither
 /// attempts, each of which is charged, nor leases, which their holders release.
@@ -17,9 +17,9 @@ pub(crate) fn acquires_anew<A: Algorithm>(batch: &Batch<'_, A>) -> bool {
 }
 
 fn acquires<A: Algorithm>(batch: &Batch<'_, A>) -> bool {
-    let lasts = |algorithm: &A| !algorithm.charges_denials() && !algorithm.has_leases();
+    let lasts = |limit: &Limit<A>| !limit.counts_attempts() && !limit.algorithm().has_leases();
     batch.operation() == Op::Acquire
         && batch.time() == Now::Store
         && !batch.checks().is_empty()
-        && batch.checks().iter().all(|check| lasts(check.limit.algorithm()))
+        && batch.checks().iter().all(|check| lasts(check.limit))
 }

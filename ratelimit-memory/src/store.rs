@@ -175,9 +175,21 @@ impl<A: InMemory, C: Clock> MemoryStore<A, C> {
         cost: u64,
     ) -> Result<Verdict, MemoryError> {
         let check = Check { limit, key, cost };
-        match self.decide_unlocked(&check, hash, true) {
+        if limit.counts_attempts() {
+            return self.acquire_attempt(&check, hash);
+        }
+        match self.decide_unlocked::<false>(&check, hash, true) {
             Some(decision) => Ok(Verdict::one(decision)),
             None => self.decide_one(&Batch::one(&check), &check, hash),
+        }
+    }
+
+    /// Apart, so that the decisions of all other limits stay in registers.
+    #[inline(never)]
+    fn acquire_attempt(&self, check: &Check<'_, A>, hash: u64) -> Result<Verdict, MemoryError> {
+        match self.decide_unlocked::<true>(check, hash, true) {
+            Some(decision) => Ok(Verdict::one(decision)),
+            None => self.decide_one(&Batch::one(check), check, hash),
         }
     }
 
@@ -299,8 +311,7 @@ impl<A: InMemory, C: Clock> MemoryStore<A, C> {
         let now = self.clock.now();
         let has_fast_step = limit.algorithm().has_fast_step();
         for ((key, hash), probe) in keys.iter().zip(hashes).zip(probes) {
-            let charged =
-                if has_fast_step { probe.charge(limit.algorithm(), now, cost) } else { None };
+            let charged = if has_fast_step { probe.charge(limit, now, cost) } else { None };
             report(match charged {
                 Some(decision) => Ok(Verdict::one(decision)),
                 None => self.acquire(limit, key, hash, cost),
@@ -347,7 +358,10 @@ impl<A: InMemory, C: Clock> SyncStore<A> for MemoryStore<A, C> {
             return self.acquire_now(check.limit, check.key, check.cost);
         }
         let hash = self.hash(check.limit, check.key);
-        if is_plain && let Some(decision) = self.decide_unlocked(check, hash, false) {
+        if is_plain
+            && !check.limit.counts_attempts()
+            && let Some(decision) = self.decide_unlocked::<false>(check, hash, false)
+        {
             return Ok(Verdict::one(decision));
         }
         self.decide_one(batch, check, hash)

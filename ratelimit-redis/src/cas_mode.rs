@@ -127,8 +127,7 @@ impl<S> Reads<S> {
                     state.extend_from_slice(reservation::RESERVED);
                 }
                 (Write::Keep, Some(reservation)) => {
-                    let life_us =
-                        check.limit.algorithm().reservation_us().unwrap_or(Reservation::LIFE_US);
+                    let life_us = check.limit.reservation_us().unwrap_or(Reservation::LIFE_US);
                     let expires = reservation.since.saturating_add_us(life_us);
                     let confirmed = slot.read.as_deref().and_then(reservation::confirmed);
                     slot.change =

@@ -172,7 +172,7 @@ impl<A: Algorithm, M: Mode<A>, C: Connection> Across<'_, A, M, C> {
         let has_waited = turn.iter().any(|taken| taken.has_waited);
         let rounds = Rounds::new(ROUNDS, asking, &store.inner.peer);
         let mut rounds = rounds.after_others(has_waited);
-        let counts = |check: &Check<'_, A>| check.limit.algorithm().charges_denials();
+        let counts = |check: &Check<'_, A>| check.limit.counts_attempts();
         let counts_attempts = whole.checks().iter().any(counts);
         // Whether a charge of an earlier round may remain.
         let mut charged = false;
@@ -290,7 +290,7 @@ impl<A: Algorithm, M: Mode<A>, C: Connection> Across<'_, A, M, C> {
 
     /// Charges the attempts of a batch on which this is the verdict, a denial, each slot on its own.
     async fn charge_attempts(&self, verdict: Verdict) -> Result<Verdict> {
-        let attempts = |check: &Check<'_, A>| check.limit.algorithm().charges_denials();
+        let attempts = |check: &Check<'_, A>| check.limit.counts_attempts();
         let parts: Vec<_> = self.parts.iter().filter_map(|part| part.only(attempts)).collect();
         if parts.is_empty() {
             return Ok(verdict);

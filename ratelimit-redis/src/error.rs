@@ -107,7 +107,7 @@ pub enum RedisError {
     /// A transaction cannot decide this limit. Nothing was charged.
     #[error(
         "limit {limit:?}: a transaction charges whatever it reads, and cannot decide this; use \
-         the Lua mode, or count = \"attempts\" with one of fixed-window, first-request-window, \
+         the Lua mode, or count = \"attempts\" (in code: count_attempts()) with one of fixed-window, first-request-window, \
          window-log and sliding-log"
     )]
     NotNative {

@@ -138,11 +138,11 @@ impl<M: Mode, C: Connection> RedisStore<M, C> {
     async fn trial(&self, identifier: &str) -> Result<()> {
         for (name, limit) in M::TRIALS {
             let limit = Limit::new(name, limit.parse::<Policy>()?)?;
+            let limit = if M::ONLY_ATTEMPTS { limit.count_attempts()? } else { limit };
             let check = Check { limit: &limit, key: identifier, cost: 1 };
             let batch = Batch::one(&check);
             let _ = self.apply(&batch).await?;
-            if !limit.algorithm().charges_denials() && limit.algorithm().reservation_us().is_some()
-            {
+            if !limit.counts_attempts() && limit.algorithm().reservation_us().is_some() {
                 let id = ReservationId::random();
                 let _ = self.apply(&batch.id(id)).await?;
                 let _ = self.apply(&batch.op(Op::Settle).id(id)).await?;

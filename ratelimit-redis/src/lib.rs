@@ -62,7 +62,7 @@
 //! [`Cas`] runs any algorithm by compare-and-set, and [`Multi`] needs no scripting:
 //!
 //! ```
-//! use ratelimit_core::{Attempts, FixedWindow, Gcra, Limits, RateLimiter};
+//! use ratelimit_core::{FixedWindow, Gcra, Limits, RateLimiter};
 //! use ratelimit_redis::{Cas, Multi, RedisStore};
 //!
 //! # #[tokio::main(flavor = "current_thread")]
@@ -75,8 +75,8 @@
 //! assert_eq!(limiter.check("alice").await?.remaining(), 4);
 //!
 //! let store: RedisStore<Multi> = RedisStore::builder().multi().prefix("multi").connect(url).await?;
-//! let tries = Attempts::new(FixedWindow::per_minute(5).build()?); // denied requests are charged too
-//! let limiter = RateLimiter::new(Limits::builder().limit("login", tries).build()?, store);
+//! let limits = Limits::builder().limit("login", FixedWindow::per_minute(5)).count_attempts();
+//! let limiter = RateLimiter::new(limits.build()?, store); // denied requests are charged, too
 //! assert_eq!(limiter.check("alice").await?.remaining(), 4);
 //! # Ok(())
 //! # }

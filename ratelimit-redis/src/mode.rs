@@ -28,17 +28,17 @@ pub enum Lua {}
 pub enum Cas {}
 
 /// The mode that decides each batch in a transaction of native commands, without scripting. It serves
-/// limits that count [attempts](ratelimit_core::Attempts) and are a
+/// limits that [count attempts](ratelimit_core::Limit::count_attempts), by an algorithm that is a
 /// [`MultiProgram`](crate::MultiProgram).
 ///
 /// ```no_run
-/// use ratelimit_core::{Attempts, FixedWindow, Limits, RateLimiter};
+/// use ratelimit_core::{FixedWindow, Limits, RateLimiter};
 /// use ratelimit_redis::RedisStore;
 ///
 /// # async fn example() -> Result<(), Box<dyn std::error::Error>> {
 /// let store = RedisStore::builder().multi().connect("redis://127.0.0.1:6379").await?;
-/// let tries = Attempts::new(FixedWindow::per_minute(5).build()?);
-/// let limiter = RateLimiter::new(Limits::builder().limit("login", tries).build()?, store);
+/// let limits = Limits::builder().limit("login", FixedWindow::per_minute(5)).count_attempts();
+/// let limiter = RateLimiter::new(limits.build()?, store);
 /// limiter.check("alice").await?;
 /// # Ok(())
 /// # }
@@ -47,19 +47,13 @@ pub enum Cas {}
 /// A decision takes two round trips: one reads the entries, one charges. No limit admits more than
 /// it may. If other clients charge or reset in between, an attempt may count once more than
 /// elsewhere, for a window at most. A charge more than a second after its read is
-/// [`Indeterminate`](ratelimit_core::ErrorKind::Indeterminate), unless it is denied. An algorithm
-/// that a transaction cannot decide does not compile:
+/// [`Indeterminate`](ratelimit_core::ErrorKind::Indeterminate), unless it is denied.
 ///
-/// ```compile_fail,E0277
-/// # use ratelimit_core::{Gcra, RateLimiter, Limits, Limit};
-/// # use ratelimit_redis::{Multi, RedisStore};
-/// # async fn example(limits: Limits<Gcra>) -> Result<(), Box<dyn std::error::Error>> {
-/// let store = RedisStore::builder().multi().connect("redis://127.0.0.1:6379").await?;
-/// let limiter = RateLimiter::new(limits, store);
-/// limiter.check("alice").await?; // Gcra is no MultiProgram
-/// # Ok(())
-/// # }
-/// ```
+/// A request to any other limit is refused with
+/// [`RedisError::NotNative`](crate::RedisError::NotNative), which names the limit;
+/// [`supports`](crate::RedisStore::supports) refuses it before there are requests. An algorithm
+/// that is no `MultiProgram`, such as [`Gcra`](ratelimit_core::Gcra) by its own type, does not
+/// compile.
 #[derive(Clone, Copy, Debug)]
 pub enum Multi {}
 
@@ -71,6 +65,7 @@ impl Sealed for Lua {
     const OLDEST: u32 = 5;
     const MARK: &'static str = "";
     const SHARES_A_HASH: bool = true;
+    const ONLY_ATTEMPTS: bool = false;
     const TRIALS: &'static [(&'static str, &'static str)] = &[
         ("health", "gcra 1000/s"),
         ("health-log", "sliding-log 1000/s"),
@@ -84,6 +79,7 @@ impl Sealed for Cas {
     const OLDEST: u32 = 5;
     const MARK: &'static str = "!";
     const SHARES_A_HASH: bool = false;
+    const ONLY_ATTEMPTS: bool = false;
     const TRIALS: &'static [(&'static str, &'static str)] = &[("health", "gcra 1000/s")];
 }
 
@@ -94,10 +90,11 @@ impl Sealed for Multi {
     const OLDEST: u32 = 7;
     const MARK: &'static str = "+";
     const SHARES_A_HASH: bool = false;
+    const ONLY_ATTEMPTS: bool = true;
     const TRIALS: &'static [(&'static str, &'static str)] = &[
-        ("health", "fixed-window 1000/s count attempts"),
-        ("health-log", "sliding-log 1000/s count attempts"),
-        ("health-list", "window-log 1000/s count attempts"),
+        ("health", "fixed-window 1000/s"),
+        ("health-log", "sliding-log 1000/s"),
+        ("health-list", "window-log 1000/s"),
     ];
 }
 
@@ -137,6 +134,8 @@ mod sealed {
         const MARK: &'static str;
         /// Whether limits of an identifier share a hash.
         const SHARES_A_HASH: bool;
+        /// Whether it serves only limits that count attempts.
+        const ONLY_ATTEMPTS: bool;
         /// Names and texts of limits that need, together, all that the mode needs.
         const TRIALS: &'static [(&'static str, &'static str)];
     }

@@ -1,8 +1,7 @@
 //! The mode of native commands: one transaction (MULTI/EXEC) per batch, without scripting.
 //!
-//! A transaction cannot branch, so it charges whatever it reads.
-//! [`Attempts`](ratelimit_core::Attempts) mean exactly that, and only they run here. Each is stored
-//! as in the well-known patterns: a counter, a list, or a sorted set.
+//! A transaction cannot branch, so it charges whatever it reads. A limit that [counts
+//! attempts](Limit::count_attempts) means exactly that, and no other limit runs here.
 //!
 //! 1. Read the entries of the batch and the server's time, which becomes the request's time. A peek, and
 //!    an attempt that changes nothing, end here.
@@ -45,7 +44,8 @@ use stored::{Found, Words, command, counter, element, element_of, parsed, readin
 const LATENESS_US: u64 = 1_000_000;
 
 impl<C: Connection> RedisStore<Multi, C> {
-    /// Checks that a transaction can decide all of these limits.
+    /// Checks that a transaction can decide all of these limits: that each counts attempts, by an
+    /// algorithm whose entries native commands can add.
     ///
     /// # Errors
     /// The first limit that it cannot decide, by name, with the remedy.
@@ -57,7 +57,7 @@ impl<C: Connection> RedisStore<Multi, C> {
     /// decide the limit.
     #[must_use]
     pub fn key<A: MultiProgram>(&self, limit: &Limit<A>, key: &str) -> Option<String> {
-        let native = limit.algorithm().native()?;
+        let native = native(limit).ok()?;
         Some(self.inner.keys.of_multi(limit.state_name(), native.storage.name(), key))
     }
 }
@@ -381,6 +381,6 @@ impl<A: MultiProgram, C: Connection> InSlot for MultiRequest<'_, A, C> {
 }
 
 fn native<A: MultiProgram>(limit: &Limit<A>) -> Result<Native> {
-    let native = limit.algorithm().native();
+    let native = limit.algorithm().native().filter(|_| limit.counts_attempts());
     native.ok_or_else(|| RedisError::NotNative { limit: limit.name().into() })
 }

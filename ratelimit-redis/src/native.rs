@@ -8,15 +8,15 @@ use ratelimit_core::algorithm::{
     WindowLogState,
 };
 use ratelimit_core::{
-    Algorithm, Attempts, FirstRequestWindow, FixedWindow, Policy, SlidingLog, Timestamp, WindowLog,
+    Algorithm, FirstRequestWindow, FixedWindow, Policy, SlidingLog, Timestamp, WindowLog,
 };
 
-/// An algorithm that a transaction can decide. A transaction charges whatever it reads, so the
-/// algorithm has to count [attempts](Attempts).
+/// An algorithm that a transaction can decide. A transaction charges whatever it reads, so its
+/// limits have to [count attempts](ratelimit_core::Limit::count_attempts).
 #[diagnostic::on_unimplemented(
     message = "`{Self}` cannot be decided by native commands in MULTI",
     label = "a transaction cannot branch, and so charges every attempt",
-    note = "count attempts: wrap `FixedWindow`, `FirstRequestWindow`, `WindowLog` or `SlidingLog` in `Attempts`",
+    note = "count attempts by `FixedWindow`, `FirstRequestWindow`, `WindowLog` or `SlidingLog`",
     note = "or build the store without `.multi()`; an algorithm of your own runs with `.cas()`"
 )]
 pub trait MultiProgram: Algorithm {
@@ -114,14 +114,14 @@ fn last_window(entries: &[Entry], window_us: u64) -> Option<(Timestamp, Vec<&Ent
 /// A count per window, of which no more counts than the limit.
 macro_rules! counted {
     ($($algorithm:ident of $state:ident),+) => { $(
-        impl MultiProgram for Attempts<$algorithm> {
+        impl MultiProgram for $algorithm {
             fn native(&self) -> Option<Native> {
-                let window_us = self.algorithm().window_us();
+                let window_us = self.window_us();
                 Some(Native { storage: EntryStorage::Counters, window_us })
             }
 
             fn state(&self, entries: &[Entry]) -> Option<$state> {
-                let window_us = self.algorithm().window_us();
+                let window_us = self.window_us();
                 let (start, window) = last_window(entries, window_us)?;
                 let count = sum(window).min(self.capacity());
                 Some($state { start, count, ends_us: start.as_us() + window_us })
@@ -136,13 +136,13 @@ macro_rules! counted {
 
 counted!(FixedWindow of FixedWindowState, FirstRequestWindow of FirstRequestState);
 
-impl MultiProgram for Attempts<WindowLog> {
+impl MultiProgram for WindowLog {
     fn native(&self) -> Option<Native> {
-        Some(Native { storage: EntryStorage::List, window_us: self.algorithm().window_us() })
+        Some(Native { storage: EntryStorage::List, window_us: self.window_us() })
     }
 
     fn state(&self, entries: &[Entry]) -> Option<WindowLogState> {
-        let (start, window) = last_window(entries, self.algorithm().window_us())?;
+        let (start, window) = last_window(entries, self.window_us())?;
         let entries = window.into_iter().map(|entry| entry.charged.clone()).collect();
         Some(WindowLogState { start, entries })
     }
@@ -152,9 +152,9 @@ impl MultiProgram for Attempts<WindowLog> {
     }
 }
 
-impl MultiProgram for Attempts<SlidingLog> {
+impl MultiProgram for SlidingLog {
     fn native(&self) -> Option<Native> {
-        Some(Native { storage: EntryStorage::SortedSet, window_us: self.algorithm().window_us() })
+        Some(Native { storage: EntryStorage::SortedSet, window_us: self.window_us() })
     }
 
     /// One log entry per moment, for all its requests. Where newer ones leave no room for an older
@@ -179,7 +179,7 @@ impl MultiProgram for Attempts<SlidingLog> {
 
 /// Implements it for the built-in algorithms that a transaction can decide.
 macro_rules! for_policy {
-    ($($variant:ident of $state:ident),+) => {
+    ($($variant:ident),+) => {
         impl MultiProgram for Policy {
             fn native(&self) -> Option<Native> {
                 match self { $( Self::$variant(algorithm) => algorithm.native(), )+ _ => None }
@@ -194,7 +194,7 @@ macro_rules! for_policy {
 
             fn newest(&self, state: &PolicyState) -> Option<Entry> {
                 match (self, state) {
-                    $( (Self::$variant(it), PolicyState::$state(state)) => it.newest(state), )+
+                    $( (Self::$variant(it), PolicyState::$variant(state)) => it.newest(state), )+
                     _ => None,
                 }
             }
@@ -202,12 +202,7 @@ macro_rules! for_policy {
     };
 }
 
-for_policy!(
-    FixedWindowAttempts of FixedWindow,
-    FirstRequestWindowAttempts of FirstRequestWindow,
-    WindowLogAttempts of WindowLog,
-    SlidingLogAttempts of SlidingLog
-);
+for_policy!(FixedWindow, FirstRequestWindow, WindowLog, SlidingLog);
 
 #[cfg(test)]
 mod tests {
@@ -224,7 +219,7 @@ mod tests {
     #[test]
     fn concurrent_first_charges_share_a_window_in_any_order() {
         let rate = "9/10us".parse().expect("a rate");
-        let log = Attempts::new(WindowLog::new(rate).expect("a limit"));
+        let log = WindowLog::new(rate).expect("a limit");
         // The second charge begins the window and the third counts in the next: 12 is not within 2 to
         // 12.
         let state = log.state(&entries(&[(3, 1), (2, 2), (12, 4)])).expect("a state");

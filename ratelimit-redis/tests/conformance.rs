@@ -6,7 +6,7 @@
 use std::sync::OnceLock;
 
 use ratelimit_core::algorithm::PolicyState;
-use ratelimit_testkit::{Capability, Harness, conformance, regression};
+use ratelimit_testkit::{Capability, Harness, conformance, limit_in_words, regression};
 
 #[path = "common/mod.rs"]
 #[macro_use]
@@ -132,8 +132,7 @@ mod by_fred {
 
 #[cfg(feature = "redis")]
 fn is_decided_by_multi(policy: &str) -> bool {
-    let limit = Limit::new("l", policy.parse::<Policy>().expect(policy)).expect("a name");
-    RedisStore::<Multi>::supports(&Limits::new([limit]).expect("one")).is_ok()
+    RedisStore::<Multi>::supports(&Limits::new([limit_in_words("l", policy)]).expect("one")).is_ok()
 }
 
 #[cfg(feature = "redis")]

@@ -42,7 +42,6 @@ impl Admissions {
     /// The limit counts leases, which end when they are released.
     #[must_use]
     pub fn new(policy: Policy) -> Self {
-        let policy = policy.by_admissions();
         assert!(!matches!(policy, Policy::Concurrency(_)), "{policy} bounds no interval");
         Self { policy, admitted: Vec::new(), allowed: Vec::new() }
     }

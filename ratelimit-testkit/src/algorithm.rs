@@ -153,9 +153,9 @@ pub trait AlgorithmHarness: 'static {
 }
 
 /// The limit that a harness names so.
-pub(crate) fn named<T: AlgorithmHarness>(text: &str) -> Result<T::Algorithm, String> {
+pub(crate) fn named<T: AlgorithmHarness>(text: &str) -> Result<Instance<T::Algorithm>, String> {
     let named = T::limits().into_iter().find(|limit| limit.text == text);
-    named.map(|limit| limit.algorithm).ok_or_else(|| "it names no limit of the harness".to_owned())
+    named.ok_or_else(|| "it names no limit of the harness".to_owned())
 }
 
 /// Writes the properties of an algorithm.
@@ -214,7 +214,7 @@ properties! {
     EntriesAndMetadataAreAccountedFor by NothingLeaks = shortcuts::entries_and_metadata_are_accounted_for,
     /// Law 10: the same state, time and cost always give the same step.
     AStepDependsOnNothingElse by OneAnswerEverywhere = shortcuts::a_step_depends_on_nothing_else,
-    /// Law 10: the in-place, compact and fast steps, the waits and what is owed agree with the general step.
+    /// Law 10: the in-place, compact and fast steps and what is owed agree with the general step.
     ShortcutsAgreeWithTheStep by OneAnswerEverywhere = shortcuts::shortcuts_agree_with_the_step,
     /// Law 11: a state left by another limit creates no capacity and blocks no longer than one recovery.
     ChangingALimitIsSafe by ChangingALimit = laws::changing_a_limit_is_safe,
@@ -249,7 +249,7 @@ pub fn test_algorithm<T: AlgorithmHarness>(
     let lacking = match property {
         AlgorithmProperty::AReservationIsSettledOnce
         | AlgorithmProperty::SettlementsCreateNothing
-            if !any(|limit| limit.reservation_us().is_some()) =>
+            if !limits.iter().any(Instance::can_reserve) =>
         {
             Some("its charges cannot be reserved")
         }

@@ -5,6 +5,7 @@ use ratelimit_core::{Algorithm, Policy};
 
 use crate::harness::Harness;
 use crate::seeds::AlgorithmKind;
+use crate::trace::made::Instance;
 
 /// An operation that a store may lack and still run the laws. A harness lists what its store lacks in
 /// [`Harness::LACKS`].
@@ -67,9 +68,9 @@ impl Capability {
     ];
 
     /// What a store has to be able to do to keep this limit.
-    pub(crate) fn needed_by(policy: &Policy) -> [Self; 2] {
-        let counts = if policy.charges_denials() { Self::Attempts } else { Self::Admissions };
-        [Self::Algorithm(AlgorithmKind::of(policy)), counts]
+    pub(crate) fn needed_by(limit: &Instance<Policy>) -> [Self; 2] {
+        let counts = if limit.counts_attempts { Self::Attempts } else { Self::Admissions };
+        [Self::Algorithm(AlgorithmKind::of(&limit.algorithm)), counts]
     }
 
     /// The capability that an operation needs; `None` if every store has it.
@@ -118,8 +119,8 @@ impl Able {
     }
 
     /// Whether the store supports this limit.
-    pub(crate) fn can_keep(self, policy: &Policy) -> bool {
-        self.lacks(Capability::needed_by(policy)).is_none()
+    pub(crate) fn can_keep(self, limit: &Instance<Policy>) -> bool {
+        self.lacks(Capability::needed_by(limit)).is_none()
     }
 
     /// All capabilities that the store lacks.

@@ -45,7 +45,7 @@ pub(crate) fn difference(policy: &Policy, states: Both<Policy>) -> Option<[Optio
 /// The text of a state as far as it matters to this limit: of a log the entries that had not expired when its newest entry was
 /// made. A store may keep more, or sweep it at leisure.
 fn shown(policy: &Policy, state: PolicyState) -> Option<String> {
-    match (policy.by_admissions(), state) {
+    match (policy, state) {
         (Policy::SlidingLog(log), PolicyState::SlidingLog(mut state)) => {
             let newest = state.entries.last()?.timestamp;
             let counts = |us: u64| us + log.window_us() > newest.as_us();

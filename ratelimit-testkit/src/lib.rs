@@ -219,4 +219,4 @@ pub use pure::PureStore;
 pub use requests::{AskedRequest, RequestHarness, TestCaller, try_requests};
 pub use seeds::{AlgorithmKind, Scope};
 pub use suite::{Property, regression, test, try_same};
-pub use trace::made::Instance;
+pub use trace::made::{Instance, limit_in_words};

@@ -125,7 +125,6 @@ fn left(policy: &Policy, history: &[AccountChange], now_us: u64) -> i128 {
             let counts = |event: &&AccountChange| event.at_us + window_us > at_us;
             capacity(policy) - sum(history.iter().filter(counts))
         }
-        counting => unreachable!("{counting} is asked by what it admits"),
     }
 }
 
@@ -379,13 +378,13 @@ fn asked(
     history: &[AccountChange],
     now_us: u64,
 ) -> (Decision, KeyHistory) {
-    let policy = &check.limit.algorithm().by_admissions();
+    let policy = check.limit.algorithm();
     let cost = i128::from(check.cost) * parts_per_unit(policy);
     let room = (left(policy, history, now_us) + debt(policy)).max(0);
     let left = left(policy, history, now_us).max(0);
     let parts = match op {
         Op::Acquire | Op::Peek if cost > left => {
-            let history = if check.limit.algorithm().charges_denials() {
+            let history = if check.limit.counts_attempts() {
                 filled(policy, history, now_us, check.cost)
             } else {
                 history.to_vec()
@@ -413,7 +412,7 @@ fn account_of(
     (before, after): (&[AccountChange], &[AccountChange]),
     now_us: u64,
 ) -> Owing {
-    let policy = &check.limit.algorithm().by_admissions();
+    let policy = check.limit.algorithm();
     let in_units = |parts: i128| {
         let units = (parts + parts_per_unit(policy) - 1) / parts_per_unit(policy);
         u64::try_from(units.max(0)).expect("at most the cost")
@@ -442,7 +441,7 @@ impl NaiveStore {
         let mut answers = Vec::new();
         for check in batch.checks() {
             let key = (check.limit.state_name().to_owned(), check.key.to_owned());
-            let policy = check.limit.algorithm().by_admissions();
+            let policy = *check.limit.algorithm();
             let before = carried(accounts.get(&key), &policy);
             let (decision, after) = asked(check, op, &before, now_us);
             answers.push((key, policy, before, decision, after));
@@ -452,7 +451,7 @@ impl NaiveStore {
         for (check, (key, policy, before, mut decision, after)) in
             batch.checks().iter().zip(answers)
         {
-            if all || check.limit.algorithm().charges_denials() {
+            if all || check.limit.counts_attempts() {
                 if !all && decision.allowed {
                     // The wait includes the charge of this very attempt.
                     let cost = i128::from(check.cost) * parts_per_unit(&policy);

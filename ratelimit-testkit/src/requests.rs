@@ -10,7 +10,7 @@ use proptest::test_runner::{TestCaseError, TestError};
 use ratelimit_core::algorithm::Quota as _;
 use ratelimit_core::store::Op;
 use ratelimit_core::{
-    Account, Decision, Limits, Policy, RateLimiter, Request, Store, StoreError as _, Verdict,
+    Account, Decision, Limit, Limits, Policy, RateLimiter, Request, Store, StoreError as _, Verdict,
 };
 
 use crate::law::LawResult;
@@ -35,8 +35,8 @@ pub trait RequestHarness {
 
     /// Whether the store can keep this limit. By default, all.
     #[must_use]
-    fn can_keep(policy: &Policy) -> bool {
-        let _ = policy;
+    fn can_keep(limit: &Limit<Policy>) -> bool {
+        let _ = limit;
         true
     }
 

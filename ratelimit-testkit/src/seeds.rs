@@ -120,7 +120,7 @@ impl AlgorithmKind {
     /// The algorithm of a policy.
     #[must_use]
     pub const fn of(policy: &Policy) -> Self {
-        match policy.by_admissions() {
+        match policy {
             Policy::Gcra(_) => Self::Gcra,
             Policy::TokenBucket(_) => Self::TokenBucket,
             Policy::FixedWindow(_) => Self::FixedWindow,
@@ -130,7 +130,6 @@ impl AlgorithmKind {
             Policy::WindowLog(_) => Self::WindowLog,
             Policy::SlidingLog(_) => Self::SlidingLog,
             Policy::Concurrency(_) => Self::Concurrency,
-            _ => unreachable!(),
         }
     }
 
@@ -217,11 +216,6 @@ impl fmt::Display for AlgorithmKind {
     }
 }
 
-/// The same limit, counting attempts.
-pub(crate) fn by_attempts(policy: Policy) -> Policy {
-    policy.by_attempts().expect("only kinds that can count attempts are asked to")
-}
-
 /// A window of several buckets, and one three times as long with twice the limit over the same buckets.
 fn bucketed(rate: Rate) -> Result<BucketedWindow, ConfigError> {
     let (count, us) = (rate.count(), rate.period_us());
@@ -251,6 +245,14 @@ pub enum Scope {
 }
 
 impl Scope {
+    /// The scopes of one algorithm: limits that count what they admit, and those that count
+    /// attempts, if it can.
+    #[must_use]
+    pub fn of(kind: AlgorithmKind) -> Vec<Self> {
+        let attempts = AlgorithmKind::ATTEMPTS.contains(&kind).then_some(Self::Attempts(kind));
+        [Self::One(kind)].into_iter().chain(attempts).collect()
+    }
+
     /// All scopes of one algorithm each.
     #[must_use]
     pub fn singles() -> Vec<Self> {
@@ -269,17 +271,21 @@ impl Scope {
     }
 
     /// The limits that `make` builds for the scope's algorithms, without those that the store cannot keep.
-    fn made(self, able: Able, make: impl Fn(AlgorithmKind) -> Vec<Policy>) -> Vec<Policy> {
+    fn made(
+        self,
+        able: Able,
+        make: impl Fn(AlgorithmKind) -> Vec<Policy>,
+    ) -> Vec<Instance<Policy>> {
         let single = |scope: &Self| match *scope {
-            Self::One(kind) => make(kind),
+            Self::One(kind) => make(kind).into_iter().map(Instance::from).collect(),
             Self::Attempts(kind) => {
                 let plain = make(kind).into_iter().filter(|policy| policy.debt() == 0);
-                plain.map(by_attempts).collect()
+                plain.map(|policy| Instance::from(policy).count_attempts()).collect()
             }
             // Of all others a few, which refuse a reservation.
             Self::Mixed | Self::Reservations => Vec::new(),
         };
-        let mut policies: Vec<Policy> = match self {
+        let mut policies: Vec<_> = match self {
             Self::One(_) | Self::Attempts(_) => single(&self),
             Self::Mixed => Self::singles().iter().flat_map(single).collect(),
             Self::Reservations => {
@@ -299,10 +305,7 @@ impl Scope {
             Self::Reservations => [1, 3],
         };
         let reserves = self == Self::Reservations;
-        let make = move || {
-            let policies = self.made(able, make).into_iter();
-            policies.map(|policy| Instance::new(policy.to_string(), policy)).collect()
-        };
+        let make = move || self.made(able, make);
         Pool {
             make: Rc::new(make),
             unkind_us: Rc::default(),
@@ -325,19 +328,19 @@ impl Scope {
     }
 
     /// The smallest limits, whose traces can be enumerated.
-    pub(crate) fn tiny(self, able: Able) -> Vec<Policy> {
+    pub(crate) fn tiny(self, able: Able) -> Vec<Instance<Policy>> {
         self.made(able, AlgorithmKind::tiny)
     }
 
     /// The limits with this rate.
-    pub(crate) fn at_rate(self, rate: Rate, burst: u64) -> Vec<Policy> {
+    pub(crate) fn at_rate(self, rate: Rate, burst: u64) -> Vec<Instance<Policy>> {
         self.made(Able::ALL, |kind| vec![kind.policy(rate, burst)])
     }
 }
 
 /// The longest time from the deepest debt, or from empty, until everything fits.
 pub(crate) fn full_us(policy: &Policy) -> u64 {
-    match &policy.by_admissions() {
+    match policy {
         Policy::Gcra(_) | Policy::TokenBucket(_) => {
             let refill = refill(policy);
             refill.ticks_for(refill.most_units()) * refill.tick_us
@@ -354,7 +357,6 @@ pub(crate) fn full_us(policy: &Policy) -> u64 {
         Policy::WindowLog(log) => log.window_us(),
         Policy::SlidingLog(log) => log.window_us(),
         Policy::Concurrency(leases) => leases.lease_us(),
-        counting => unreachable!("{counting} counts what is admitted"),
     }
 }
 
@@ -362,9 +364,7 @@ pub(crate) fn full_us(policy: &Policy) -> u64 {
 pub(crate) fn refill(policy: &Policy) -> &ratelimit_core::algorithm::Refill {
     match policy {
         Policy::Gcra(gcra) => gcra.refill(),
-        Policy::GcraAttempts(gcra) => gcra.algorithm().refill(),
         Policy::TokenBucket(bucket) => bucket.refill(),
-        Policy::TokenBucketAttempts(bucket) => bucket.algorithm().refill(),
         other => panic!("{other} does not refill"),
     }
 }

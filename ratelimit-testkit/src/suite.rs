@@ -30,7 +30,7 @@ use crate::laws::small::every_small_trace_agrees;
 use crate::laws::{Difference, Subject, difference};
 use crate::seeds::{Scope, rate};
 use crate::trace::Trace;
-use crate::trace::made::{Pool, TraceShape, limit};
+use crate::trace::made::{Instance, Pool, TraceShape, limit};
 
 pub(crate) mod guard;
 mod macros;
@@ -165,8 +165,9 @@ pub fn test<H: Harness + 'static>(
     if properties.contains(&Property::ItCanDoWhatItClaims) {
         announce_lacking(name, able);
     }
-    // Several scopes share the cases, of which each gets some.
-    let cases = H::CASES.div_ceil(u32::try_from(scopes.len()).unwrap_or(1)).max(H::CASES.min(4));
+    // Several algorithms share the cases, of which each gets some.
+    let shared_by = if scopes.len() > 2 { scopes.len() } else { 1 };
+    let cases = H::CASES.div_ceil(u32::try_from(shared_by).unwrap_or(1)).max(H::CASES.min(4));
     guard::run(move || {
         for (property, scope) in tried {
             let cases = Cases::Drawn(TestRunner::new(config(cases, regressions)).into());
@@ -297,7 +298,7 @@ enum Cases<'c> {
 type CaseResult = Result<(), Failure>;
 
 /// Reads a limit.
-type ReadLimit<A> = Box<dyn Fn(&str) -> Result<A, String>>;
+type ReadLimit<A> = Box<dyn Fn(&str) -> Result<Instance<A>, String>>;
 
 struct LawTrial<'h, A: Algorithm> {
     harness: &'h dyn AnyHarness<A>,
@@ -378,10 +379,10 @@ impl LawTrial<'_, Policy> {
             }
             Property::KeepsWhatMatters if drawn && scope.is_single() => {
                 for (us, reserves) in [(3_600_000_000, false), (SHORT_US, true)] {
-                    let policy = scope.at_rate(rate(3, us), 3)[0];
+                    let policy = &scope.at_rate(rate(3, us), 3)[0];
                     let reserves = reserves && able.can(Capability::Reservations);
                     self.awaited(async |subject| {
-                        nothing_vanishes(subject, policy, reserves).await
+                        nothing_vanishes(subject, policy.clone(), reserves).await
                     })?;
                 }
                 self.run(cases)
@@ -417,9 +418,7 @@ impl<A: Algorithm + 'static> LawTrial<'_, A> {
             Property::KeepsWhatMatters => {
                 for instance in (self.pool.make)().into_iter().filter(|_| self.difference.is_none())
                 {
-                    self.awaited(async |subject| {
-                        nothing_vanishes(subject, instance.algorithm, false).await
-                    })?;
+                    self.awaited(async |subject| nothing_vanishes(subject, instance, false).await)?;
                 }
                 let shape = TraceShape { requests: 20, ..TraceShape::FORWARD };
                 self.on(cases, shape, nothing_leaks)
@@ -427,7 +426,7 @@ impl<A: Algorithm + 'static> LawTrial<'_, A> {
             Property::DecidesByItsOwnClock => {
                 if self.difference.is_none() {
                     for instance in (self.pool.make)() {
-                        let limits = [limit("kept", instance.algorithm)];
+                        let limits = [limit("kept", instance)];
                         self.awaited(async |subject| {
                             its_own_clock_keeps_time(subject, &limits, &[]).await
                         })?;
@@ -440,7 +439,7 @@ impl<A: Algorithm + 'static> LawTrial<'_, A> {
             Property::ManyTasksAreAdmittedExactlyTheLimit => {
                 let instances = (self.pool.make)().into_iter().zip((self.pool.make)());
                 for (one, other) in instances {
-                    let limits = [limit("first", one.algorithm), limit("second", other.algorithm)];
+                    let limits = [limit("first", one), limit("second", other)];
                     self.once(|subject| {
                         many_tasks_are_admitted_exactly_the_limit(subject, &limits, false)
                     })?;

@@ -4,8 +4,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use ratelimit_core::{
-    BucketedWindow, Concurrency, FirstRequestWindow, FixedWindow, Gcra, Limits, Policy, Rate,
-    RateLimiter, ReservationId, SlidingCounter, SlidingLog, Store, Timestamp, TokenBucket,
+    BucketedWindow, Concurrency, FirstRequestWindow, FixedWindow, Gcra, Limit, Limits, Policy,
+    Rate, RateLimiter, ReservationId, SlidingCounter, SlidingLog, Store, Timestamp, TokenBucket,
     WindowLog,
 };
 
@@ -106,9 +106,10 @@ impl Situation {
 
     /// The same, counting attempts; `None` if the algorithm cannot.
     pub(super) fn by_attempts(algorithm: &'static str, admits: bool) -> Fallible<Option<Self>> {
-        let (policy, charges) = charged(algorithm, admits)?;
-        let Some(policy) = policy.by_attempts() else { return Ok(None) };
-        Self::new(algorithm, admits, [policy], charges).map(Some)
+        let one = Self::one(algorithm, admits)?;
+        let limits = one.limits.iter().cloned().map(Limit::count_attempts);
+        let limits = limits.collect::<Result<Vec<_>, _>>().ok().map(Limits::new).transpose()?;
+        Ok(limits.map(|limits| Self { limits, ..one }))
     }
 
     /// Three limits of one caller, of which the last one denies if one does.

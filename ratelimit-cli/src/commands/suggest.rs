@@ -16,7 +16,7 @@ use crate::interrupt::Interrupt;
 use crate::replay::{Judge, Reading, Replay, ReplayOutcome, ReplayedRequests};
 use crate::suggest::{Needs, setting, unbounded, with_policy};
 use crate::table::TextTable;
-use crate::text::{count, share};
+use crate::text::{count, in_words, share};
 use crate::{policy, store};
 
 /// One limit, and what is proposed for it.
@@ -111,7 +111,7 @@ fn proposal(limits: &Limits<Policy>, rows: &[Row<'_>]) -> Result<Limits<Policy>,
 
 fn lines(rows: &[Row<'_>]) -> String {
     let line = |row: &Row<'_>| {
-        let told = |policy: &Policy| json!({ "policy": policy.to_string(), "callers_denied": row.needs.denied(policy) });
+        let told = |policy: &Policy| json!({ "policy": in_words(policy, row.limit), "callers_denied": row.needs.denied(policy) });
         let proposed = row.proposed.map(|policy| {
             let mut proposed = told(&policy);
             proposed["callers_denied_together"] = row.denied_together.into();
@@ -129,7 +129,7 @@ fn table(args: &SuggestArgs, notes: &str, rows: &[Row<'_>]) -> String {
     let line = |row: &Row<'_>| {
         let (now, callers) = (row.limit.algorithm(), row.needs.callers());
         let denied = |denied| format!("{} ({})", count(denied), share(denied, callers));
-        let mut cells = vec![row.limit.name().to_owned(), count(callers), now.to_string()];
+        let mut cells = vec![row.limit.name().to_owned(), count(callers), in_words(now, row.limit)];
         cells.push(denied(row.needs.denied(now)));
         match &row.proposed {
             Some(policy) => cells.extend([

@@ -10,6 +10,7 @@ use crate::compare::{Comparison, Differing};
 use crate::nearness::Nearness;
 use crate::summary::Report;
 use crate::tally::{LimitTally, Offender, Tally};
+use crate::text::in_words;
 
 /// The JSON, safe within a `script` element.
 pub(super) fn embedded(report: &Report<'_>) -> String {
@@ -66,12 +67,12 @@ fn limits(tally: &Tally) -> Vec<Value> {
                 "capacity": needs.policy.capacity(),
                 "callers_denied_alone": needs.denied(&needs.policy),
                 "most_admitted": needs.most_admitted(),
-                "denies_none": needs.smallest(0).map(|policy| policy.to_string()),
+                "denies_none": needs.smallest(0).map(|policy| in_words(&policy, limit)),
                 "callers": needs.histogram().into_iter().collect::<Vec<_>>(),
             })
         });
         json!({
-            "name": limit.name(), "policy": limit.algorithm().to_string(),
+            "name": limit.name(), "policy": in_words(limit.algorithm(), limit),
             "identifiers": limit.identifier_names().collect::<Vec<_>>(), "shadow": limit.is_shadow(),
             "applied": counts.applied, "denied": counts.denied, "needs": needs,
             "nearness": counts.nearness.as_ref().map(Nearness::histogram),

@@ -13,7 +13,7 @@ use alloc::borrow::Cow;
 use alloc::format;
 use alloc::vec::Vec;
 
-use crate::algorithms::{Algorithm, ChargesAttempts, MaybeStep, Step, Write, undone_by_refund};
+use crate::algorithms::{Algorithm, MaybeStep, Step, Write, undone_by_refund};
 use crate::decision::Decision;
 use crate::entries::refunded;
 use crate::error::ConfigError;
@@ -322,6 +322,26 @@ impl Algorithm for BucketedWindow {
         let live = self.live(state, now);
         Some(self.admitted(now, cost, live, Self::charged(live, cost.min(self.left(live)))))
     }
+
+    /// Counts the cost in the current bucket. Then each bucket, from the newest back, keeps as much
+    /// as every window that contains it has room for.
+    fn fill(&self, state: Option<&Self::State>, now: Timestamp, cost: u64) -> MaybeStep<Self> {
+        let live = self.live(state, now);
+        let mut buckets = Self::charged(live, cost).unwrap_or_default();
+        let mut newer = 0;
+        for bucket in buckets.iter_mut().rev() {
+            let contains = |window: &&BucketWindow| {
+                Self::end_us(*bucket, window.span_us) > live.current.as_us()
+            };
+            // A larger limit may have filled a window further, and still counts it.
+            let full = |window: &BucketWindow| window.limit.max(Self::used(live, *window));
+            let least = self.windows().iter().filter(contains).map(full).min();
+            bucket.count = bucket.count.min(least.unwrap_or_default().saturating_sub(newer));
+            newer += bucket.count;
+        }
+        buckets.retain(|bucket| bucket.count > 0);
+        Some(self.admitted(now, cost, live, Some(buckets).filter(|_| cost > 0)))
+    }
 }
 
 impl InMemory for BucketedWindow {
@@ -342,26 +362,4 @@ impl InMemory for BucketedWindow {
     }
 
     counts_entries!(buckets);
-}
-
-impl ChargesAttempts for BucketedWindow {
-    /// Counts the cost in the current bucket. Then each bucket, from the newest back, keeps as much as every window
-    /// that contains it has room for.
-    fn fill(&self, state: Option<&Self::State>, now: Timestamp, cost: u64) -> Write<Self::State> {
-        let live = self.live(state, now);
-        let Some(mut buckets) = Self::charged(live, cost) else { return Write::Keep };
-        let mut newer = 0;
-        for bucket in buckets.iter_mut().rev() {
-            let contains = |window: &&BucketWindow| {
-                Self::end_us(*bucket, window.span_us) > live.current.as_us()
-            };
-            // A larger limit may have filled a window further, and still counts it.
-            let full = |window: &BucketWindow| window.limit.max(Self::used(live, *window));
-            let least = self.windows().iter().filter(contains).map(full).min();
-            bucket.count = bucket.count.min(least.unwrap_or_default().saturating_sub(newer));
-            newer += bucket.count;
-        }
-        buckets.retain(|bucket| bucket.count > 0);
-        self.written(buckets)
-    }
 }

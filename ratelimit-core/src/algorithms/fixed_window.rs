@@ -19,7 +19,7 @@
 use alloc::borrow::Cow;
 use alloc::format;
 
-use crate::algorithms::{Algorithm, ChargesAttempts, MaybeStep, Recovery, Step, Write};
+use crate::algorithms::{Algorithm, MaybeStep, Recovery, Step, Write};
 use crate::error::ConfigError;
 use crate::in_memory::InMemory;
 use crate::rate::{Rate, kind_of_window};
@@ -237,6 +237,11 @@ impl<const ALIGNED: bool> Algorithm for CountedWindow<ALIGNED> {
         Some(self.changed(state, (now, cost), |count| count.saturating_add(charge)))
     }
 
+    /// As a forced charge.
+    fn fill(&self, state: Option<&Self::State>, now: Timestamp, cost: u64) -> MaybeStep<Self> {
+        self.force(state, now, cost)
+    }
+
     fn debt(&self) -> u64 {
         self.window.most - self.window.limit
     }
@@ -311,5 +316,3 @@ impl<const ALIGNED: bool> Algorithm for CountedWindow<ALIGNED> {
 }
 
 impl<const ALIGNED: bool> InMemory for CountedWindow<ALIGNED> {}
-
-impl<const ALIGNED: bool> ChargesAttempts for CountedWindow<ALIGNED> {}

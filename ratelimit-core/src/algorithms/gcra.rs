@@ -49,7 +49,6 @@
 mod fast;
 mod step;
 
-use crate::algorithms::ChargesAttempts;
 use crate::error::ConfigError;
 use crate::rate::{Rate, Refill};
 use crate::timestamp::Timestamp;
@@ -141,5 +140,3 @@ impl<const TOKENS: bool> LeakyBucket<TOKENS> {
         &self.refill
     }
 }
-
-impl<const TOKENS: bool> ChargesAttempts for LeakyBucket<TOKENS> {}

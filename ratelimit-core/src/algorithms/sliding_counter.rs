@@ -17,7 +17,7 @@
 use alloc::borrow::Cow;
 use alloc::format;
 
-use crate::algorithms::{Algorithm, ChargesAttempts, MaybeStep, Step, Write, undone_by_refund};
+use crate::algorithms::{Algorithm, MaybeStep, Step, Write, undone_by_refund};
 use crate::decision::Decision;
 use crate::error::ConfigError;
 use crate::in_memory::InMemory;
@@ -217,19 +217,17 @@ impl Algorithm for SlidingCounter {
         let charge = cost.min(self.limit.saturating_sub(self.used(windows, now)));
         Some(self.changed(state, (now, cost), |current| current.saturating_add(charge)))
     }
+
+    /// Counts up to the limit in the current window, whatever the previous one adds: the estimate may exceed the
+    /// limit.
+    fn fill(&self, state: Option<&Self::State>, now: Timestamp, cost: u64) -> MaybeStep<Self> {
+        let windows = self.counted(self.windows(state, now));
+        let charge = cost.min(self.limit - windows.current);
+        Some(self.changed(state, (now, cost), |current| current.saturating_add(charge)))
+    }
 }
 
 impl InMemory for SlidingCounter {}
-
-impl ChargesAttempts for SlidingCounter {
-    /// Counts up to the limit in the current window, whatever the previous one adds: the estimate may exceed the
-    /// limit.
-    fn fill(&self, state: Option<&Self::State>, now: Timestamp, cost: u64) -> Write<Self::State> {
-        let windows = self.counted(self.windows(state, now));
-        let charge = cost.min(self.limit - windows.current);
-        self.changed(state, (now, cost), |current| current.saturating_add(charge)).write
-    }
-}
 
 /// When at most `room` of a window's `count` will count, in the next window, which begins at `start_us`.
 fn faded_us(start_us: u64, window_us: u64, count: u64, room: u64) -> u64 {

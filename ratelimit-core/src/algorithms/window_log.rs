@@ -11,7 +11,7 @@ use alloc::format;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 
-use crate::algorithms::{Algorithm, ChargesAttempts, MaybeStep, Step, Write, undone_by_refund};
+use crate::algorithms::{Algorithm, MaybeStep, Step, Write, undone_by_refund};
 use crate::decision::Decision;
 use crate::entries::{refunded, sum};
 use crate::error::ConfigError;
@@ -204,6 +204,11 @@ impl Algorithm for WindowLog {
         Some(self.changed(now, cost, window, entries))
     }
 
+    /// As a forced charge.
+    fn fill(&self, state: Option<&Self::State>, now: Timestamp, cost: u64) -> MaybeStep<Self> {
+        self.force(state, now, cost)
+    }
+
     fn metadata_bytes(&self) -> Option<usize> {
         Some(Self::MAX_METADATA_BYTES)
     }
@@ -233,5 +238,3 @@ impl InMemory for WindowLog {
 
     counts_entries!(entries);
 }
-
-impl ChargesAttempts for WindowLog {}

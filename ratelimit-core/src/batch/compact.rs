@@ -54,22 +54,28 @@ pub fn decide_compact<A: InMemory>(
     }
     if !all_allowed {
         for ((position, check), decision) in batch.checks.iter().enumerate().zip(&mut decisions) {
-            let algorithm = check.limit.algorithm();
-            if algorithm.charges_denials() {
-                if decision.allowed {
-                    let state = states.get(position)?;
-                    let write = step_compact(algorithm, Some(state), now, check.cost)?.write;
-                    let after = match write.after(Some(&state)) {
+            if check.limit.counts_attempts() {
+                let state = states.get(position)?;
+                let step = check.limit.step_compact(Some(state), now, check.cost)?;
+                if step.decision.allowed {
+                    let after = match step.write.after(Some(&state)) {
                         Some(after) => Some(A::from_compact(*after)?),
                         None => None,
                     };
-                    decision.retry_after_us = algorithm.wait_us(after.as_ref(), now, check.cost);
+                    let again = check.limit.algorithm().step(after.as_ref(), now, check.cost);
+                    decision.retry_after_us = again.decision.retry_after_us;
+                } else {
+                    *decision = step.decision;
+                    if batch.op != Op::Peek {
+                        states.note(position, step.write)?;
+                    }
                 }
                 continue;
             }
             states.note(position, Write::Keep)?;
             if decision.allowed {
                 // Nothing is charged, so a limit that would have admitted shows what it has.
+                let algorithm = check.limit.algorithm();
                 let step = step_compact(algorithm, Some(states.get(position)?), now, 0)?;
                 *decision = step.costing(check.cost).decision;
             }

@@ -98,12 +98,13 @@ fn decide_several<A: Algorithm>(
     {
         if all_allowed {
             batch.annotate(check, &mut step.write);
-        } else if check.limit.algorithm().charges_denials() {
+        } else if check.limit.counts_attempts() {
             batch.annotate(check, &mut step.write);
             if step.decision.allowed {
                 let after = step.write.after(states.get(position));
+                let algorithm = check.limit.algorithm();
                 step.decision.retry_after_us =
-                    check.limit.algorithm().wait_us(after, now, check.cost);
+                    algorithm.step(after, now, check.cost).decision.retry_after_us;
             }
         } else {
             step.write = Write::Keep;
@@ -195,7 +196,7 @@ impl<A: Algorithm> Batch<'_, A> {
         let mut lease_has_ended = false;
         for (position, check) in checks {
             let algorithm = check.limit.algorithm();
-            let life_us = algorithm.reservation_us().unwrap_or(Reservation::LIFE_US);
+            let life_us = check.limit.reservation_us().unwrap_or(Reservation::LIFE_US);
             let known_as = states
                 .reservation(position)
                 .filter(|reservation| reservation.is_live(now, life_us));
@@ -321,7 +322,7 @@ impl<A: Algorithm> Batch<'_, A> {
     ) -> Result<Step<A::State>, Refusal> {
         let algorithm = check.limit.algorithm();
         let step = match self.op {
-            Op::Acquire | Op::Peek => Some(algorithm.step(state, now, check.cost)),
+            Op::Acquire | Op::Peek => Some(check.limit.step(state, now, check.cost)),
             Op::Refund => algorithm.refund(state, now, check.cost),
             Op::Force => algorithm.force(state, now, check.cost),
             Op::Adopt => {

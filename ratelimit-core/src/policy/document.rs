@@ -19,7 +19,7 @@ use serde::de::{
 };
 
 use super::Policy;
-use super::text::{accepted, counting_attempts, unknown};
+use super::text::{accepted, unknown};
 use crate::error::{ConfigError, did_you_mean};
 use crate::limit::{Limit, Limits, name_is_taken};
 use crate::rate::{Period, Rate, period_us};
@@ -353,6 +353,15 @@ impl LimitTable {
     fn limit(&self, name: &str, policy: Policy) -> Result<Limit<Policy>, ConfigError> {
         let identifier_names = self.texts("key", "[\"ip\"]")?;
         let mut limit = Limit::new(name, policy)?.by(identifier_names.unwrap_or_default())?;
+        match self.text("count", "\"admitted\"")? {
+            None | Some("admitted") => {}
+            Some("attempts") => limit = limit.count_attempts()?,
+            Some(count) => {
+                let expected = "write count = \"admitted\" or count = \"attempts\"";
+                let message = format!("count = {count:?} is not known; {expected}");
+                return Err(ConfigError::new(message));
+            }
+        }
         if self.truth("required")? {
             limit = limit.required();
         }
@@ -377,20 +386,11 @@ impl LimitTable {
         let rates = self.texts("rates", "[\"1000/1s\", \"5000/10s\"]")?.unwrap_or_default();
         let rates = rates.iter().map(|rate| rate.parse::<Rate>().map(|rate| rate.to_string()));
         let rates = rates.collect::<Result<Vec<_>, _>>()?.join(",");
-        let attempts = match self.text("count", "\"admitted\"")? {
-            None | Some("admitted") => false,
-            Some("attempts") => true,
-            Some(count) => {
-                let expected = "write count = \"admitted\" or count = \"attempts\"";
-                let message = format!("count = {count:?} is not known; {expected}");
-                return Err(ConfigError::new(message).into());
-            }
-        };
 
         let algorithm = algorithm.ok_or_else(|| {
             Fault::missing(format!("no algorithm; add algorithm = one of {}", accepted()))
         })?;
-        let policy = if algorithm == "bucketed-window" {
+        if algorithm == "bucketed-window" {
             let instead = "leave it out, or use gcra or token-bucket";
             self.without(&["burst", "debt"], algorithm, instead)?;
             self.without(&["rate"], algorithm, "write rates = [\"1000/1s\", \"5000/10s\"]")?;
@@ -400,7 +400,7 @@ impl LimitTable {
                 )
             })?;
             let bucket = Period { us: bucket, times_one: true };
-            Policy::of_numbers(algorithm, &format!("bucket {bucket} rates {rates}"))?
+            Ok(Policy::of_numbers(algorithm, &format!("bucket {bucket} rates {rates}"))?)
         } else {
             self.without(&["bucket", "rates"], algorithm, "leave it out, or use bucketed-window")?;
             let rate = rate.ok_or_else(|| {
@@ -411,9 +411,8 @@ impl LimitTable {
             of(&burst).map_err(|error| Fault {
                 error,
                 may_follow: burst.is_empty() && of(" burst 1").is_ok(),
-            })?
-        };
-        Ok(if attempts { counting_attempts(policy)? } else { policy })
+            })
+        }
     }
 
     /// A whole number as an algorithm reads it from text, if it is there.

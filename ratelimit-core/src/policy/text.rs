@@ -6,30 +6,26 @@ use core::fmt;
 use core::str::FromStr;
 
 use super::Policy;
-use crate::algorithms::{Algorithm, BucketedWindow};
-use crate::attempts::Attempts;
+use crate::algorithms::BucketedWindow;
 use crate::builder::FromRate;
 use crate::error::{ConfigError, did_you_mean};
 use crate::rate::Period;
 
-/// The name of the algorithm, its numbers, and `count attempts` if it charges attempts.
+/// The name of the algorithm and its numbers.
 ///
 /// The text decides as the document does that the policy was read from, and may differ from it: a bucket keeps its rate
 /// in lowest terms, so `120/m` displays as `2/s`.
 ///
 /// ```
-/// use ratelimit_core::{Attempts, FixedWindow, Gcra, Policy};
+/// use ratelimit_core::{Gcra, Policy};
 /// let burst = Policy::from(Gcra::new("10/s".parse()?, 20)?);
 /// assert_eq!(burst.to_string(), "gcra 10/s burst 20");
-/// let tries = Policy::from(Attempts::new(FixedWindow::new("2/m".parse()?)?));
-/// assert_eq!(tries.to_string(), "fixed-window 2/m count attempts");
 /// # Ok::<(), ratelimit_core::ConfigError>(())
 /// ```
 impl fmt::Display for Policy {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.name())?;
-        dispatched!(self, |algorithm| algorithm.write_numbers(f))?;
-        f.write_str(if self.charges_denials() { " count attempts" } else { "" })
+        dispatched!(self, |algorithm| algorithm.write_numbers(f))
     }
 }
 
@@ -46,12 +42,6 @@ impl<A: FromRate> WriteNumbers for A {
             0 => Ok(()),
             debt => write!(f, " debt {debt}"),
         }
-    }
-}
-
-impl<A: WriteNumbers> WriteNumbers for Attempts<A> {
-    fn write_numbers(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.algorithm().write_numbers(f)
     }
 }
 
@@ -78,19 +68,6 @@ pub(super) fn accepted() -> String {
     Policy::NAMES.join(", ")
 }
 
-/// The same algorithm, counted by attempts.
-///
-/// # Errors
-/// An algorithm for which that has no meaning.
-pub(super) fn counting_attempts(policy: Policy) -> Result<Policy, ConfigError> {
-    policy.by_attempts().ok_or_else(|| {
-        ConfigError::new(format!(
-            "count = \"attempts\" has no meaning for {}, where a denied attempt takes no lease; leave it out",
-            policy.name()
-        ))
-    })
-}
-
 /// Parses the text that [`Display`](fmt::Display) writes.
 ///
 /// ```
@@ -101,7 +78,7 @@ pub(super) fn counting_attempts(policy: Policy) -> Result<Policy, ConfigError> {
 ///
 /// for words in [
 ///     "token-bucket 7/5m",
-///     "fixed-window 2/m count attempts",
+///     "fixed-window 2/m",
 ///     "bucketed-window bucket 1s rates 1000/1s, 5000/10s",
 ///     "concurrency 20/30s",
 /// ] {
@@ -115,13 +92,14 @@ impl FromStr for Policy {
 
     fn from_str(text: &str) -> Result<Self, ConfigError> {
         let text = text.trim();
-        let (text, attempts) = match text.strip_suffix(" count attempts") {
-            Some(text) => (text, true),
-            None => (text.strip_suffix(" count admitted").unwrap_or(text), false),
-        };
+        if text.contains(" count ") {
+            return Err(ConfigError::new(
+                "what counts is said of a limit, not of its algorithm; call count_attempts(), or write \
+                 count = \"attempts\" in a document",
+            ));
+        }
         let (name, numbers) = text.split_once(' ').unwrap_or((text, ""));
-        let policy = Self::of_numbers(name, numbers)?;
-        if attempts { counting_attempts(policy) } else { Ok(policy) }
+        Self::of_numbers(name, numbers)
     }
 }
 
@@ -153,15 +131,12 @@ mod tests {
             "sliding-counter 9/2us",
             "sliding-log 5/30d",
             "bucketed-window bucket 1s rates 1000/1s, 5000/10s",
+            "concurrency 20/30s",
         ] {
-            for words in [words.into(), [words, " count attempts"].concat()] {
-                let policy: Policy = words.parse().expect(&words);
-                assert_eq!(policy.to_string(), words);
-            }
+            let policy: Policy = words.parse().expect(words);
+            assert_eq!(policy.to_string(), words);
         }
-        let leases: Policy = "concurrency 20/30s".parse().expect("a policy");
-        assert_eq!(leases.to_string(), "concurrency 20/30s");
-        assert_eq!("gcra 10/s".parse(), "gcra 10/s burst 10 count admitted".parse::<Policy>());
+        assert_eq!("gcra 10/s".parse(), "gcra 10/s burst 10".parse::<Policy>());
     }
 
     #[test]
@@ -179,8 +154,7 @@ mod tests {
                 "debt of 4503599627370496 needs integers above 2^52",
             ),
             ("fixed-window 1/d debt 100000", "a smaller debt"),
-            ("concurrency 2/s count attempts", "no meaning for concurrency"),
-            ("gcra 10/s count everything", "\"10/s\""),
+            ("fixed-window 2/m count attempts", "call count_attempts()"),
             ("bucketed-window 1/s", "bucket 1s rates"),
         ] {
             let message = words.parse::<Policy>().expect_err(words).to_string();

@@ -369,9 +369,8 @@ impl<S: Store<A> + 'static, A: KeptAlgorithm, C: Clock + 'static> Drop for DrawG
 
 /// Whether a denied request may be asked again, because nothing was charged for it.
 fn is_asked_once_more<A: Algorithm>(batch: &Batch<'_, A>) -> bool {
-    let counts_attempts = |check: &Check<'_, A>| check.limit.algorithm().charges_denials();
     matches!(batch.operation(), Op::Acquire | Op::Peek)
         && batch.time() == Now::Store
         && !batch.is_part()
-        && !batch.checks().iter().any(counts_attempts)
+        && !batch.checks().iter().any(|check| check.limit.counts_attempts())
 }

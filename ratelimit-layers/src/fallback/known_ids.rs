@@ -71,8 +71,7 @@ impl KnownIds {
     /// Notes the id of this batch, for at least as long as a store remembers it from now.
     pub(super) fn note<A: Algorithm>(&self, batch: &Batch<'_, A>, by: KnownBy) -> Noted {
         let Some(entry) = self.entry(batch) else { return Noted::Known };
-        let lives =
-            batch.checks().iter().filter_map(|check| check.limit.algorithm().reservation_us());
+        let lives = batch.checks().iter().filter_map(|check| check.limit.reservation_us());
         let life_us = if batch.is_settled_once() && batch.operation() == Op::Settle {
             Reservation::REPEAT_US
         } else {

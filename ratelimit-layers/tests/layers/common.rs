@@ -18,6 +18,7 @@ use ratelimit_core::{
 };
 use ratelimit_layers::{Allotments, DenialCache, Fallback, FallbackBuilder};
 use ratelimit_memory::{MemoryError, MemoryStore};
+pub(crate) use ratelimit_testkit::limit_in_words as limit;
 use tokio::runtime::Runtime;
 use tokio::sync::watch;
 use tokio::task::yield_now;
@@ -183,10 +184,6 @@ impl EntryStore<Policy> for Fake {
 
 pub(crate) fn memory(clock: &ManualClock) -> Memory {
     MemoryStore::builder().shards(4).clock(clock.clone()).build()
-}
-
-pub(crate) fn limit(name: &str, words: &str) -> Limit<Policy> {
-    Limit::new(name, words.parse().expect(words)).expect("a name")
 }
 
 pub(crate) fn limits(all: &[Limit<Policy>]) -> Limits<Policy> {

@@ -1,7 +1,7 @@
 //! The bucket path: one check at the store's own time, decided with the key's two buckets locked. It inserts
 //! new keys, and serves the fast path when that meets too many writers.
 
-use ratelimit_core::algorithm::{InMemory, Step, Write, step_compact};
+use ratelimit_core::algorithm::{InMemory, Step, Write};
 use ratelimit_core::store::{Batch, Check, Op};
 use ratelimit_core::{Clock, Decision, Timestamp};
 
@@ -33,8 +33,7 @@ impl<A: InMemory, C: Clock> MemoryStore<A, C> {
                 return None;
             }
             let state = slot_index.map(|slot_index| table.unpack(pair.get(slot_index)));
-            let Step { decision, write } =
-                step_compact(check.limit.algorithm(), state, now, check.cost)?;
+            let Step { decision, write } = check.limit.step_compact(state, now, check.cost)?;
             if may_owe(check.limit.algorithm(), &decision) {
                 return None;
             }

@@ -58,30 +58,32 @@ impl<'l> Probe<'l> {
     #[inline(always)]
     pub(super) fn charge<A: InMemory>(
         self,
-        algorithm: &A,
+        limit: &Limit<A>,
         now: Timestamp,
         cost: u64,
     ) -> Option<Decision> {
         let Self { table, route } = self;
         let (seen, state) = route.find_span()?;
         let now = table.now_since_epoch(now)?;
-        let Step { decision, write } = algorithm.step_fast(state, now, cost)?;
+        let Step { decision, write } = limit.algorithm().step_fast(state, now, cost)?;
         match write {
             Write::Put { state, .. } if state.extra == 0 => {
                 let packed = Packed::of_span(state.at.as_us(), state.span_us)?;
                 seen.try_lock()?.set(packed);
             }
-            Write::Keep if seen.is_still() => {}
+            // A denied attempt is charged, by another path.
+            Write::Keep if !limit.counts_attempts() && seen.is_still() => {}
             _ => return None,
         }
         Some(decision)
     }
 
     /// Decides on the key's state, unless another thread is writing it or the check needs another path.
+    /// `ATTEMPTS`: the limit counts attempts.
     #[inline(always)]
-    pub(super) fn decide<A: InMemory>(
+    pub(super) fn decide<A: InMemory, const ATTEMPTS: bool>(
         self,
-        algorithm: &A,
+        limit: &Limit<A>,
         now: Timestamp,
         cost: u64,
         charges: bool,
@@ -89,9 +91,13 @@ impl<'l> Probe<'l> {
         let Self { table, route } = self;
         let seen = route.find().ok_or(FastPathMiss::More)?;
         let state = table.unpack(seen.state().ok_or(FastPathMiss::Busy)?);
-        let step = step_compact(algorithm, Some(state), now, cost);
+        let step = if ATTEMPTS {
+            limit.step_compact(Some(state), now, cost)
+        } else {
+            step_compact(limit.algorithm(), Some(state), now, cost)
+        };
         let Step { decision, write } = step.ok_or(FastPathMiss::More)?;
-        if may_owe(algorithm, &decision) {
+        if may_owe(limit.algorithm(), &decision) {
             return Err(FastPathMiss::More);
         }
         match write {
@@ -120,13 +126,13 @@ impl<A: InMemory, C: Clock> MemoryStore<A, C> {
         let table = self.table.as_ref()?;
         let probe = Probe::new(table, hash);
         let now = self.clock.now();
-        probe.charge(limit.algorithm(), now, cost)
+        probe.charge(limit, now, cost)
     }
 
     /// Decides one check on a state that lies in a bucket, without a lock until it writes. It tries a few times
-    /// if another thread is writing there.
+    /// if another thread is writing there. `ATTEMPTS`: the limit counts attempts.
     #[inline(always)]
-    pub(super) fn decide_unlocked(
+    pub(super) fn decide_unlocked<const ATTEMPTS: bool>(
         &self,
         check: &Check<'_, A>,
         hash: u64,
@@ -138,7 +144,7 @@ impl<A: InMemory, C: Clock> MemoryStore<A, C> {
             let probe = Probe::new(table, hash);
             // At the end of time no state counts any more, and the general step refuses.
             let now = self.clock.now();
-            match probe.decide(check.limit.algorithm(), now, check.cost, charges) {
+            match probe.decide::<A, ATTEMPTS>(check.limit, now, check.cost, charges) {
                 Ok(decision) => return Some(decision),
                 Err(FastPathMiss::Busy) if waited < TRIES => wait(&mut waited),
                 Err(_) => return None,

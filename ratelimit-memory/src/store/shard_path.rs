@@ -42,7 +42,7 @@ impl<A: InMemory, C: Clock> MemoryStore<A, C> {
         }
         let now = time_of(batch.time(), own);
         if batch.operation() == Op::Peek {
-            return Some(algorithm.step(Some(state), now, check.cost).decision);
+            return Some(check.limit.step(Some(state), now, check.cost).decision);
         }
         let mut spare = self.capacity.entries.reserve();
         if !spare.add(algorithm.entries_per_step()) {
@@ -51,7 +51,7 @@ impl<A: InMemory, C: Clock> MemoryStore<A, C> {
         // Also asked before the step, so that a panic in it comes before anything is written.
         let _ = A::entries_in(state);
         let (state, entries, due) = shard.state_mut(slot)?;
-        let Step { decision, write } = algorithm.step_in_place(state, now, check.cost);
+        let Step { decision, write } = check.limit.step_in_place(state, now, check.cost);
         let before = std::mem::replace(entries, counted_entries::<A>(state));
         spare.keep(before, *entries);
         match write {

@@ -2,6 +2,7 @@
 
 use super::*;
 use ratelimit_core::{Gcra, ManualClock, ReservationId};
+use ratelimit_testkit::limit_in_words as policy;
 use std::time::Duration;
 
 mod entries;
@@ -19,10 +20,6 @@ type Memory<A = Gcra> = MemoryStore<A, ManualClock>;
 fn limit(burst: u64) -> Limit<Gcra> {
     Limit::new("l", Gcra::new("1/h".parse().expect("a rate"), burst).expect("a limit"))
         .expect("a name")
-}
-
-fn policy(name: &str, words: &str) -> Limit<Policy> {
-    Limit::new(name, words.parse().expect(words)).expect("a name")
 }
 
 /// A store on a clock that stands at [`NOW`].

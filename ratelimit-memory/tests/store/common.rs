@@ -6,6 +6,7 @@ use ratelimit_core::{
     Clock, Limit, Limits, ManualClock, Policy, RateLimiter, SyncStore, Timestamp, Verdict,
 };
 use ratelimit_memory::{Builder, MemoryStore};
+pub(crate) use ratelimit_testkit::limit_in_words as limit;
 
 pub(crate) const BEGIN: Timestamp = Timestamp::saturating_from_us(1_795_218_392_123_456);
 pub(crate) const HOUR_US: u64 = 3_600_000_000;
@@ -29,10 +30,6 @@ pub(crate) type Limiter = RateLimiter<Memory>;
 
 pub(crate) fn policy(words: &str) -> Policy {
     words.parse().expect(words)
-}
-
-pub(crate) fn limit(name: &str, words: &str) -> Limit<Policy> {
-    Limit::new(name, policy(words)).expect("a name")
 }
 
 /// A store on a clock that stands at [`BEGIN`].

@@ -8,11 +8,11 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use ratelimit_core::algorithm::InMemory;
 use ratelimit_core::store::{Batch, Check, Now, Op};
-use ratelimit_core::{Algorithm, Decision, Limit, ManualClock, ReservationId, Stack, SyncStore};
+use ratelimit_core::{Decision, Limit, ManualClock, ReservationId, Stack, SyncStore};
 use ratelimit_memory::{MemoryError, MemoryStore};
 use trap::{PARTS, Part, Trapped, TrappedClock, trapped, trapped_clock};
 
-use crate::common::{BEGIN, ask, policy};
+use crate::common::{BEGIN, ask, limit, policy};
 
 /// The keys that have states from the start; all other keys are new.
 const HELD: [&str; 5] = ["held 0", "held 1", "held 2", "held 3", "held 4"];
@@ -97,23 +97,25 @@ enum Room {
 
 /// Creates a store with so much room, in which all of [`HELD`] have a state, and a reservation under [`ID`] if
 /// possible.
-fn store<A: InMemory + Clone>(algorithm: &A, room: Room) -> (Store<A>, Limit<Trapped<A>>) {
-    let limit = Limit::new("l", Trapped(algorithm.clone())).expect("a name");
-    let can_reserve = limit.algorithm().reservation_us().is_some();
+fn store<A: InMemory + Clone>(limit: &Limit<A>, room: Room) -> (Store<A>, Limit<Trapped<A>>) {
+    let trapped = Limit::new("l", Trapped(limit.algorithm().clone())).expect("a name");
+    let attempts = limit.counts_attempts();
+    let trapped = if attempts { trapped.count_attempts().expect("it can") } else { trapped };
+    let can_reserve = limit.reservation_us().is_some();
     let builder = MemoryStore::builder().shards(2).clock(trapped_clock());
     let builder = match room {
         Room::Plenty => builder,
         Room::NoKeys => builder.capacity(HELD.len()),
         // One more entry is for shared states.
-        Room::NoEntries => builder.entries(store(algorithm, Room::Plenty).0.entry_count() + 1),
+        Room::NoEntries => builder.entries(store(limit, Room::Plenty).0.entry_count() + 1),
     };
     let store: Store<A> = builder.build();
     for key in HELD {
         let id = can_reserve.then_some(ID);
-        let charged = Call { id, ..Call::new(Op::Acquire, [key]) }.make(&store, &limit);
+        let charged = Call { id, ..Call::new(Op::Acquire, [key]) }.make(&store, &trapped);
         assert!(charged.expect("room")[0].allowed);
     }
-    (store, limit)
+    (store, trapped)
 }
 
 /// The observable state of a store.
@@ -145,14 +147,14 @@ fn is_in_place<A: InMemory>(call: &Call<'_>, algorithm: &A) -> bool {
 
 /// Repeats a call with a part trapped at its first call, its second and so on, until the trap is not sprung.
 /// Returns how often it was sprung.
-fn sprung_at_each<A>(algorithm: &A, room: Room, call: &Call<'_>, part: Part) -> usize
+fn sprung_at_each<A>(of: &Limit<A>, room: Room, call: &Call<'_>, part: Part) -> usize
 where
     A: InMemory<State: Debug + PartialEq> + Clone,
 {
     let about = format!("{room:?}, {part:?}: {} {:?} at {}", call.op, call.keys, call.cost);
     let about = format!("{about}, {:?}, {:?}, {:?}", call.id, call.metadata, call.now);
-    let (store, limit) = store(algorithm, room);
-    let written_first = part == Part::Entries && is_in_place(call, algorithm);
+    let (store, limit) = store(of, room);
+    let written_first = part == Part::Entries && is_in_place(call, of.algorithm());
     let before = seen(&store, &limit);
     let mut sprung = 0;
     let decided = loop {
@@ -170,7 +172,7 @@ where
         sprung += 1;
     };
     if !written_first {
-        let (twin, limit) = self::store(algorithm, room);
+        let (twin, limit) = self::store(of, room);
         assert_eq!(decided, call.make(&twin, &limit), "{about}");
         assert_eq!(seen(&store, &limit), seen(&twin, &limit), "{about}");
     }
@@ -183,7 +185,7 @@ where
 }
 
 /// Makes every call with every part trapped at each of its calls in turn.
-fn nothing_is_left_behind<A>(algorithm: &A)
+fn nothing_is_left_behind<A>(limit: &Limit<A>)
 where
     A: InMemory<State: Debug + PartialEq> + Clone,
 {
@@ -191,9 +193,9 @@ where
         let mut sprung = 0;
         for room in [Room::Plenty, Room::NoKeys, Room::NoEntries] {
             for call in calls() {
-                let is_possible = call.id.is_none() || algorithm.reservation_us().is_some();
+                let is_possible = call.id.is_none() || limit.reservation_us().is_some();
                 if is_possible {
-                    sprung += sprung_at_each(algorithm, room, &call, part);
+                    sprung += sprung_at_each(limit, room, &call, part);
                 }
             }
         }
@@ -204,7 +206,8 @@ where
 #[test]
 fn a_panic_changes_nothing_whatever_the_algorithm() {
     let stacked = ["gcra 5/h", "sliding-log 5/h", "fixed-window 5/h"].map(policy);
-    let stack = &Stack::new(stacked).expect("a stack");
+    let stack = Stack::new(stacked).and_then(|stack| Limit::new("l", stack));
+    let stack = &stack.expect("a stack");
     std::thread::scope(|scope| {
         scope.spawn(|| nothing_is_left_behind(stack));
         for words in [
@@ -215,7 +218,7 @@ fn a_panic_changes_nothing_whatever_the_algorithm() {
             "concurrency 5/h",
             "sliding-log 5/h count attempts",
         ] {
-            scope.spawn(move || nothing_is_left_behind(&policy(words)));
+            scope.spawn(move || nothing_is_left_behind(&limit("l", words)));
         }
     });
 }

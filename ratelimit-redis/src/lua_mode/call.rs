@@ -52,9 +52,10 @@ impl<'a, A: LuaProgram, C: Connection> Call<'a, A, C> {
             let reservation =
                 batch.reservation_id().map_or(0, |id| call.index(reservation_key(id)));
             for twin in limit.algorithm().twins() {
+                let twin = Twin { attempts: limit.counts_attempts(), ..twin };
                 validate(limit.name(), &twin)?;
                 let key = call.index(key_of(keys, limit, &twin, key));
-                let life_us = limit.algorithm().reservation_us().unwrap_or(Reservation::LIFE_US);
+                let life_us = limit.reservation_us().unwrap_or(Reservation::LIFE_US);
                 let field = field_of(limit, &twin);
                 call.twins.push(TwinCheck { position, twin, field, key, reservation, life_us });
             }

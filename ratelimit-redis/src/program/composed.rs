@@ -1,20 +1,9 @@
-//! Programs of algorithms that contain others: attempts, stacks, policies.
+//! Programs of algorithms that contain others: stacks, policies.
 
-use ratelimit_core::algorithm::{ChargesAttempts, PolicyState, StackState, StackedState};
-use ratelimit_core::{Attempts, Policy, Stack, Timestamp};
+use ratelimit_core::algorithm::{PolicyState, StackState, StackedState};
+use ratelimit_core::{Policy, Stack, Timestamp};
 
 use super::{LuaProgram, Stored, Twin};
-
-impl<A: LuaProgram + ChargesAttempts> LuaProgram for Attempts<A> {
-    fn twins(&self) -> Vec<Twin> {
-        let twins = self.algorithm().twins().into_iter();
-        twins.map(|twin| Twin { attempts: true, ..twin }).collect()
-    }
-
-    fn decode(&self, stored: &[Option<Stored>]) -> Option<A::State> {
-        self.algorithm().decode(stored)
-    }
-}
 
 impl<A: LuaProgram> LuaProgram for Stack<A> {
     fn twins(&self) -> Vec<Twin> {
@@ -66,13 +55,13 @@ macro_rules! for_policy {
 }
 
 for_policy!(
-    Gcra GcraAttempts
-    TokenBucket TokenBucketAttempts
-    FixedWindow FixedWindowAttempts
-    FirstRequestWindow FirstRequestWindowAttempts
-    WindowLog WindowLogAttempts
-    BucketedWindow BucketedWindowAttempts
-    SlidingCounter SlidingCounterAttempts
-    SlidingLog SlidingLogAttempts
+    Gcra
+    TokenBucket
+    FixedWindow
+    FirstRequestWindow
+    WindowLog
+    BucketedWindow
+    SlidingCounter
+    SlidingLog
     Concurrency
 );

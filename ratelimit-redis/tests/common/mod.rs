@@ -37,6 +37,7 @@ use std::future::Future;
 use std::time::SystemTime;
 
 use ratelimit_redis::Health;
+pub(crate) use ratelimit_testkit::limit_in_words as limit;
 
 use prelude::*;
 
@@ -64,11 +65,6 @@ pub(crate) fn every(count: u64) -> Vec<Limit<Policy>> {
 pub(crate) fn native(count: u64) -> Vec<Limit<Policy>> {
     let attempts = |name: &&str| limit(name, &format!("{} count attempts", slow(name, count)));
     NATIVE.iter().map(attempts).collect()
-}
-
-/// A limit by its text.
-pub(crate) fn limit(name: &str, policy: &str) -> Limit<Policy> {
-    named(name, policy.parse::<Policy>().unwrap_or_else(|error| panic!("{policy}: {error}")))
 }
 
 /// The time in microseconds. The servers run on this machine and have the same clock.

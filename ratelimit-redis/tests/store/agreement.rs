@@ -111,7 +111,7 @@ where
 }
 
 fn policies(texts: &[&str]) -> Vec<Instance<Policy>> {
-    texts.iter().map(|text| Instance::new(*text, text.parse().expect(text))).collect()
+    texts.iter().map(|text| text.parse().expect(text)).collect()
 }
 
 /// The largest limits that each algorithm accepts.

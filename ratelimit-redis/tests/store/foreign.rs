@@ -109,7 +109,7 @@ impl Place {
     ) -> Result<Option<PolicyState>, RedisError> {
         match self.stored {
             Stored::Text => lua.in_mode::<Cas>().state(&self.limit, identifier).await,
-            _ if self.limit.algorithm().charges_denials() => {
+            _ if self.limit.counts_attempts() => {
                 lua.in_mode::<Multi>().state(&self.limit, identifier).await
             }
             _ => lua.state(&self.limit, identifier).await,
@@ -163,7 +163,7 @@ async fn a_key_of_another_type_is_reported_every_time_and_left_alone() {
             corrupt(store, &[(limit, "a", 1)], (op, None), key).await;
         }
         fails(place.state(&lua, "a").await, ErrorKind::Corrupt, key);
-        if *stored != Stored::Counters && !limit.algorithm().charges_denials() {
+        if *stored != Stored::Counters && !limit.counts_attempts() {
             // A batch with several checks charges nothing, whichever of them has the wrong type.
             let both = [(&beside, "b", 1), (limit, "a", 1)];
             corrupt(store, &both, (Op::Acquire, None), key).await;
@@ -260,7 +260,7 @@ async fn a_corrupt_state_beside_a_charge_charges_nothing_and_is_removed() {
         let charged = limit("charged", charged);
         for (n, garbage) in ["nonsense", "gcra", "gcra 1 0 1\n", "\n\n", "a\nb"].iter().enumerate()
         {
-            let key = format!("{n} {:?}", charged.algorithm());
+            let key = format!("{n} {}", charged.counts_attempts());
             tell(&server, &["HSET", &store.key(&looked, &key), looked.state_name(), garbage]);
             let both = [(&charged, &*key, 1), (&looked, &key, 0)];
             corrupt(&store, &both, (Op::Acquire, None), "looked").await;
@@ -333,7 +333,7 @@ async fn an_impossible_count_is_reported_once_and_what_has_ended_goes() {
 const NOW_US: u64 = 1_795_218_392_123_456;
 
 /// Algorithms whose state is a few numbers, and how many. Behind them stands until when the key is kept.
-fn of_numbers() -> Vec<(Policy, usize)> {
+fn of_numbers() -> Vec<(Limit<Policy>, usize)> {
     let mut all = Vec::new();
     for (name, numbers) in
         [("gcra", 3), ("fixed-window", 3), ("first-request-window", 3), ("sliding-counter", 3)]
@@ -343,8 +343,9 @@ fn of_numbers() -> Vec<(Policy, usize)> {
                 let Ok(policy) = format!("{name} {rate}{burst}").parse::<Policy>() else {
                     continue;
                 };
-                all.push((policy, numbers));
-                all.extend(policy.by_attempts().map(|attempts| (attempts, numbers)));
+                let limit = named("l", policy);
+                let attempts = limit.clone().count_attempts().expect("a few numbers");
+                all.extend([(limit, numbers), (attempts, numbers)]);
             }
         }
     }
@@ -374,12 +375,11 @@ fn script_and_step_agree_on_any_stored_numbers() {
     let (tried, decided) = (Cell::new(0), Cell::new(0));
     let config =
         ProptestConfig { cases: 3_000, failure_persistence: None, ..ProptestConfig::default() };
-    proptest!(config, |((policy, count) in select(of_numbers()), stored in stored, cost in costs)| {
+    proptest!(config, |((limit, count) in select(of_numbers()), stored in stored, cost in costs)| {
         // No limit writes a window without a charge: a script takes it for none.
-        let is_window = ["fixed-window", "first-request-window"].contains(&policy.name());
+        let is_window = ["fixed-window", "first-request-window"].contains(&limit.algorithm().name());
         prop_assume!(!is_window || stored[1] << 8 != 0);
         tried.set(tried.get() + 1);
-        let limit = named("l", policy);
         let key = store.key(&limit, "a\r\nb");
         let mut packed = format!("{} ", limit.algorithm().name()).into_bytes();
         for number in &stored[..=count] {
@@ -397,7 +397,7 @@ fn script_and_step_agree_on_any_stored_numbers() {
                 Ok(verdict) => {
                     decided.set(decided.get() + 1);
                     let state = state.expect("it was decided by it");
-                    let step = limit.algorithm().step(state.as_ref(), now, cost);
+                    let step = limit.step(state.as_ref(), now, cost);
                     assert_eq!(*verdict.summary(), step.decision, "{text:?} of {limit:?}");
                     if let Write::Put { state: due, .. } = step.write {
                         let left = store.state(&limit, "a\r\nb").await.expect("reads");
@@ -521,7 +521,7 @@ fn whatever_a_key_contains_admits_no_more_than_the_limit_and_is_healed() {
             let options = HealOptions::default();
             let healed = match stored {
                 Stored::Text => lua.in_mode::<Cas>().heal(&limits, options).await,
-                _ if limit.algorithm().charges_denials() => {
+                _ if limit.counts_attempts() => {
                     lua.in_mode::<Multi>().heal(&limits, options).await
                 }
                 _ => lua.heal(&limits, options).await,

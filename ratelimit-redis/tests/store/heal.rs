@@ -146,6 +146,8 @@ async fn a_state_from_the_future_of_each_algorithm_alone_is_reported_and_cut_in_
 /// Of a limit beside another, whose state was there first or comes last.
 async fn reports_the_newest<M: Mode>(store: RedisStore<M>, limit: &Limit<Policy>) {
     let beside = Limit::new("beside", *limit.algorithm()).expect("a name");
+    let attempts = limit.counts_attempts();
+    let beside = if attempts { beside.count_attempts().expect("it can") } else { beside };
     let (in_time, late) = ((&beside, 1, 0), (limit, 7, HOUR_US / 2));
     for charges in [[in_time, (limit, 1, 0), late], [(limit, 1, 0), late, in_time]] {
         for (charged, cost, ahead_us) in charges {

@@ -58,8 +58,8 @@ fn all(length: &str) -> Vec<Limit<Policy>> {
 /// begun before it.
 fn bound(policy: &Policy, from_us: u64, to_us: u64, fresh: bool) -> u64 {
     match policy {
-        Policy::FixedWindowAttempts(_) => LIMIT * (to_us / WINDOW_US - from_us / WINDOW_US + 1),
-        Policy::SlidingLogAttempts(_) => LIMIT * ((to_us - from_us) / WINDOW_US + 1),
+        Policy::FixedWindow(_) => LIMIT * (to_us / WINDOW_US - from_us / WINDOW_US + 1),
+        Policy::SlidingLog(_) => LIMIT * ((to_us - from_us) / WINDOW_US + 1),
         // A window of its own begins at most once per window length.
         _ => LIMIT * ((to_us - from_us) / WINDOW_US + 1 + u64::from(!fresh)),
     }
@@ -137,7 +137,7 @@ impl Scene {
         let first_us = self.admitted.iter().map(|one| one.asked_us).min().expect("some were");
         let last_us = self.admitted.iter().map(|one| one.told_us).max().expect("some were");
         let (end_us, gone_us) = match self.limit.algorithm() {
-            Policy::FixedWindowAttempts(_) => (begin_us + WINDOW_US, begin_us + WINDOW_US),
+            Policy::FixedWindow(_) => (begin_us + WINDOW_US, begin_us + WINDOW_US),
             _ => (first_us + WINDOW_US, last_us + WINDOW_US),
         };
         wait_until(end_us - 200_000).await;
@@ -188,7 +188,7 @@ async fn a_charge_after_the_end_of_its_window_admits_no_more() {
 
 /// Whether an attempt that does not fit displaces older ones: then a late charge stays.
 fn slides(policy: &Policy) -> bool {
-    matches!(policy, Policy::SlidingLogAttempts(_))
+    matches!(policy, Policy::SlidingLog(_))
 }
 
 /// The entries that counted at the time of such a charge may be gone.

@@ -148,8 +148,8 @@ harness! { Cas, 64 }
 harness! { Multi, 48,
     const CHANGES: bool = false;
 
-    fn can_keep(policy: &Policy) -> bool {
-        policy.charges_denials()
+    fn can_keep(limit: &Limit<Policy>) -> bool {
+        limit.counts_attempts()
     }
 
     fn can_do(op: Op) -> bool {

@@ -203,13 +203,17 @@ async fn a_busy_caller_is_seldom_looked_through() {
 async fn a_request_of_many_limits_needs_no_driver() {
     let wire = Wire::new().await;
     let plain: Vec<_> = flat()[..4].iter().map(|limit| *limit.algorithm()).collect();
-    let attempts = plain.iter().filter_map(|policy| policy.by_attempts());
-    let mixed = vec![plain[0], plain[0].by_attempts().expect("can be"), plain[3], plain[1]];
-    for (name, policies) in [("attempts", attempts.collect()), ("mixed", mixed)] {
+    // Whether each counts attempts.
+    let attempts = plain.iter().map(|policy| (*policy, true)).collect();
+    let mixed = vec![(plain[0], false), (plain[0], true), (plain[3], false), (plain[1], false)];
+    for (name, policies) in [("attempts", attempts), ("mixed", mixed)] {
         for count in [6, 40] {
             for callers in [1, count] {
-                let limit =
-                    |n| named(&format!("{name}{callers}-{n}"), policies[n % policies.len()]);
+                let limit = |n| {
+                    let (policy, attempts) = policies[n % policies.len()];
+                    let limit = named(&format!("{name}{callers}-{n}"), policy);
+                    if attempts { limit.count_attempts().expect("it can") } else { limit }
+                };
                 let limits: Vec<_> = (0..count).map(limit).collect();
                 let keys: Vec<_> =
                     (0..count).map(|n| format!("{count}of{}", n % callers)).collect();
@@ -322,7 +326,7 @@ async fn the_entries_of_a_log_have_their_metadata_until_its_window_is_over() {
     for policy in ["window-log 3/5ms", "window-log 3/5ms count attempts"] {
         // Two in one request, of which the first denies the fourth.
         let logs = [limit("log", policy), limit("wide", &policy.replace("3/", "9/"))];
-        let (memory, is_native) = (MemoryStore::new(), logs[0].algorithm().charges_denials());
+        let (memory, is_native) = (MemoryStore::new(), logs[0].counts_attempts());
         for (us, metadata) in [(1, &every[..]), (1, b""), (2, b"mine"), (3, b"late")] {
             let checks = logs.each_ref().map(|limit| Check { limit, key: "a", cost: 1 });
             let batch = Batch::new(&checks).expect("distinct").now(at(us)).metadata(metadata);

@@ -20,11 +20,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant, SystemTime};
 
-use ratelimit_core::{Limit, ManualClock, Policy, Timestamp};
+use ratelimit_core::{ManualClock, Timestamp};
 use ratelimit_memory::MemoryStore;
 use ratelimit_redis::RedisStore;
 use ratelimit_servers::{FaultProxy, RedisServer};
-use ratelimit_testkit::ConcurrentRun;
+use ratelimit_testkit::{ConcurrentRun, limit_in_words};
 use tokio::task::JoinSet;
 
 #[allow(
@@ -118,9 +118,7 @@ fn memory(until: Instant) -> Counts {
     let (mut counts, mut seed) = (Counts::default(), new_seed());
     while Instant::now() < until {
         for texts in LIMITS {
-            let named = |(n, text): (usize, &&str)| {
-                Limit::new(&format!("l{n}"), text.parse::<Policy>().expect(text)).expect("a name")
-            };
+            let named = |(n, text): (usize, &&str)| limit_in_words(&format!("l{n}"), text);
             let limits: Vec<_> = texts.iter().enumerate().map(named).collect();
             let clock = ManualClock::new(Timestamp::saturating_from_us(1_795_218_392_123_456));
             let store =

@@ -14,7 +14,7 @@ use crate::law::{LawResult, ensure};
 pub(crate) fn another_limit_forgives_nothing<H: AlgorithmHarness>(
     walk: &mut Walk<'_, H::Algorithm>,
 ) -> LawResult {
-    let other = walk.other;
+    let other = walk.other.algorithm();
     while walk.go().is_some() {
         let (Some(state), latest) = (&walk.state, walk.latest) else { continue };
         let unit_us = other.step(None, latest, 1).decision.reset_after_us;
@@ -44,7 +44,7 @@ fn of_cost<A: InMemory>(
     at: Timestamp,
     cost: u64,
 ) -> LawResult {
-    let other = walk.other;
+    let other = walk.other.algorithm();
     let keeps = |what: &str, step: Option<Step<A::State>>, back: u64| match step {
         Some(step) => forgives(walk, state, at, &step, back)
             .map_err(|how| format!("{what} of {cost} at {at} by {}: {how}", walk.other_text)),
@@ -62,9 +62,9 @@ fn of_cost<A: InMemory>(
         let (more, back) = (cost.saturating_mul(2), if other.has_leases() { cost } else { 0 });
         keeps("a settlement at twice", other.settle(Some(state), at, &reservation, more), back)?;
     }
-    if other.charges_denials() {
+    if walk.other.counts_attempts() {
         let over = other.capacity().saturating_add(1);
-        keeps("a denied attempt", Some(other.step(Some(state), at, over)), 0)?;
+        keeps("a denied attempt", Some(walk.other.step(Some(state), at, over)), 0)?;
     }
     Ok(())
 }
@@ -77,7 +77,7 @@ fn forgives<A: InMemory>(
     step: &Step<A::State>,
     back: u64,
 ) -> LawResult {
-    let (limit, other) = (walk.algorithm(), walk.other);
+    let (limit, other) = (walk.algorithm(), walk.other.algorithm());
     let after = step.write.after(Some(state));
     let shown = other.step(after, at, 0).decision.remaining;
     ensure(step.decision.remaining == shown, || {
@@ -186,8 +186,8 @@ const LARGE: u64 = 1 << 26;
 pub(crate) fn settlements_create_nothing<H: AlgorithmHarness>(
     walk: &mut Walk<'_, H::Algorithm>,
 ) -> LawResult {
-    let (algorithm, other) = (walk.algorithm(), walk.other);
-    if algorithm.reservation_us().is_none() || algorithm.has_leases() {
+    let (algorithm, other) = (walk.algorithm(), walk.other.algorithm());
+    if walk.limit().reservation_us().is_none() || algorithm.has_leases() {
         return Ok(());
     }
     let changed = differ_in_numbers(algorithm, other).then_some(other);

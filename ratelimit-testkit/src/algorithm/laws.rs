@@ -1,7 +1,7 @@
 //! The laws of an algorithm alone. Each states a clause of the contract of [`Algorithm`] and is checked in
 //! every state that a walk reaches.
 
-use ratelimit_core::algorithm::{Compact, InMemory, MAX_INTEGER, Write, step_compact};
+use ratelimit_core::algorithm::{Compact, InMemory, MAX_INTEGER, Write};
 use ratelimit_core::store::{Op, Reservation};
 use ratelimit_core::{Algorithm, Decision, Timestamp};
 
@@ -19,7 +19,7 @@ pub(crate) fn never_admits_more_than_its_bound<H: AlgorithmHarness>(
     walk: &mut Walk<'_, H::Algorithm>,
 ) -> LawResult {
     let (mut admitted, mut moment): (Vec<(Timestamp, u64)>, _) = (Vec::new(), (None, 0_u128));
-    let attempts = walk.algorithm().charges_denials();
+    let attempts = walk.limit().counts_attempts();
     while let Some(asked) = walk.next() {
         // Bounds do not account for refunds, so each refund is replaced by an acquire.
         let asked = WalkStep { op: Op::Acquire, ..asked };
@@ -52,7 +52,7 @@ pub(crate) fn never_admits_more_than_its_bound<H: AlgorithmHarness>(
 pub(crate) fn what_is_left_is_what_fits<H: AlgorithmHarness>(
     walk: &mut Walk<'_, H::Algorithm>,
 ) -> LawResult {
-    let attempts = walk.algorithm().charges_denials();
+    let attempts = walk.limit().counts_attempts();
     while let Some(asked) = walk.next() {
         let WalkStep { at, op, cost } = asked;
         let left = walk.decision(at, 0);
@@ -73,7 +73,7 @@ pub(crate) fn what_is_left_is_what_fits<H: AlgorithmHarness>(
             })?;
         }
         // A new key has all of it at some time.
-        let most = walk.algorithm().step(None, at, capacity).decision;
+        let most = walk.limit().step(None, at, capacity).decision;
         ensure(most.retry_after_us.is_some(), || {
             format!("at {at}, the capacity of {capacity} never fits a new key: {most:?}")
         })?;
@@ -207,8 +207,7 @@ fn resets<A: Algorithm>(walk: &Walk<'_, A>, at: Timestamp, got: &Decision) -> La
     }
     let Some(then) = later(at, d) else { return Ok(()) };
     for cost in walk.costs() {
-        let (is, new) =
-            (walk.decision(then, cost), walk.algorithm().step(None, then, cost).decision);
+        let (is, new) = (walk.decision(then, cost), walk.limit().step(None, then, cost).decision);
         ensure(is == new, || {
             format!(
                 "at {then} all was to be back, and {cost} got {is:?}; of a key never seen it is {new:?}"
@@ -223,7 +222,7 @@ fn resets<A: Algorithm>(walk: &Walk<'_, A>, at: Timestamp, got: &Decision) -> La
 pub(crate) fn a_denial_charges_nothing<H: AlgorithmHarness>(
     walk: &mut Walk<'_, H::Algorithm>,
 ) -> LawResult {
-    let attempts = walk.algorithm().charges_denials();
+    let attempts = walk.limit().counts_attempts();
     while let Some(asked) = walk.next() {
         let before = walk.decision(asked.at, 0);
         let step = walk.step(&asked);
@@ -270,8 +269,8 @@ pub(crate) fn expired_is_absent<H: AlgorithmHarness>(
         for (position, cost) in walk.costs().into_iter().enumerate() {
             let at = expires.saturating_add_us(position as u64 * walk.scale.unit_us);
             let (from_old, from_new) = (
-                walk.algorithm().step(old.as_ref(), at, cost),
-                walk.algorithm().step(new.as_ref(), at, cost),
+                walk.limit().step(old.as_ref(), at, cost),
+                walk.limit().step(new.as_ref(), at, cost),
             );
             old = from_old.write.after(old.as_ref()).cloned();
             new = from_new.write.after(new.as_ref()).cloned();
@@ -292,8 +291,7 @@ pub(crate) fn time_going_back_mints_nothing<H: AlgorithmHarness>(
         walk.take(step);
         // Only a state that was just charged is certain to carry this time or a later one.
         let (Some(state), true) = (walk.state.as_ref(), charges) else { continue };
-        let (algorithm, timestamp, there) =
-            (walk.algorithm(), asked.at, walk.decision(asked.at, 0));
+        let (limit, timestamp, there) = (walk.limit(), asked.at, walk.decision(asked.at, 0));
         for back_us in
             [1, walk.scale.unit_us, walk.scale.full_us, timestamp.as_us() / 2, timestamp.as_us()]
         {
@@ -312,9 +310,9 @@ pub(crate) fn time_going_back_mints_nothing<H: AlgorithmHarness>(
                 })?;
             }
             let left = walk.decision(back, 0).remaining;
-            let drained = algorithm.step(Some(state), back, left);
+            let drained = limit.step(Some(state), back, left);
             let state = drained.write.after(Some(state));
-            let now = algorithm.step(state, timestamp, 0).decision;
+            let now = limit.step(state, timestamp, 0).decision;
             ensure(now.remaining <= there.remaining - left.min(there.remaining), || {
                 format!(
                     "of {there:?} at {timestamp}, {left} were taken at {back}; then at {timestamp} there is {now:?}"
@@ -367,7 +365,7 @@ pub(crate) fn changing_a_limit_is_safe<H: AlgorithmHarness>(
     walk: &mut Walk<'_, H::Algorithm>,
 ) -> LawResult {
     let new = walk.other;
-    let capacity = new.capacity();
+    let capacity = new.algorithm().capacity();
     let mut longest = None;
     while walk.go().is_some() {
         // After the clock has gone back, charges count for that much longer, so the latest time is used.
@@ -378,12 +376,12 @@ pub(crate) fn changing_a_limit_is_safe<H: AlgorithmHarness>(
         };
         let hint = "as it says of drained keys; if it can take longer from empty, say so in \
                     `AlgorithmHarness::recovers_within_us`";
-        let longest = longest.get_or_insert_with(|| Longest::of::<H>(new, at));
+        let longest = longest.get_or_insert_with(|| Longest::of::<H>(new.algorithm(), at));
         for cost in [0, 1, capacity.div_ceil(2), capacity] {
             let got = new.step(state, at, cost).decision;
             ensure(got.remaining <= got.limit, || message("has more left than its limit", &got))?;
             let waits = got.retry_after_us;
-            let most = longest.retry_us(new, cost);
+            let most = longest.retry_us(new.algorithm(), cost);
             let locked = match (waits, most) {
                 (Some(waits), Some(most)) => waits > most,
                 (None, Some(_)) => true,
@@ -478,12 +476,12 @@ const MOMENTS: [Timestamp; 3] =
 #[allow(clippy::unnecessary_wraps, reason = "a law among others")]
 pub(crate) fn never_panics<H: AlgorithmHarness>(walk: &mut Walk<'_, H::Algorithm>) -> LawResult {
     while let Some(asked) = walk.next() {
-        let algorithm = walk.algorithm();
+        let (limit, algorithm) = (walk.limit(), walk.algorithm());
         for at in MOMENTS.into_iter().chain([asked.at]) {
             for cost in walk.costs().into_iter().chain([asked.cost, u64::MAX]) {
                 for state in [walk.state.as_ref(), None] {
                     // The other laws judge the result.
-                    let _ = algorithm.step(state, at, cost);
+                    let _ = limit.step(state, at, cost);
                     let _ = algorithm.refund(state, at, cost);
                     let _ = algorithm.force(state, at, cost);
                     let _ = algorithm.charged_at(state, at);
@@ -492,15 +490,15 @@ pub(crate) fn never_panics<H: AlgorithmHarness>(walk: &mut Walk<'_, H::Algorithm
                     let _ = algorithm.renew(state, at, &reservation);
                 }
                 if let Some(state) = &walk.state {
-                    let _ = algorithm.step_in_place(&mut state.clone(), at, cost);
+                    let _ = limit.step_in_place(&mut state.clone(), at, cost);
                 }
                 // Numbers within the range of every algorithm, even if no state reported them.
                 let [span_us, extra] = [asked.cost, cost].map(|n| n.min(MAX_INTEGER));
                 let compact = Compact { at, span_us, extra };
                 let _ = H::Algorithm::from_compact(compact)
-                    .map(|state| algorithm.step(Some(&state), asked.at, cost));
+                    .map(|state| limit.step(Some(&state), asked.at, cost));
                 let _ = algorithm.step_fast(compact, asked.at, cost);
-                let _ = step_compact(algorithm, Some(compact), asked.at, cost);
+                let _ = limit.step_compact(Some(compact), asked.at, cost);
             }
         }
         let step = walk.step(&asked);

@@ -1,6 +1,6 @@
 //! The laws on an algorithm's shortcuts: each agrees with the general step.
 
-use ratelimit_core::algorithm::{Compact, InMemory, Step, Write, step_compact};
+use ratelimit_core::algorithm::{Compact, InMemory, Step, Write};
 use ratelimit_core::store::{Op, Reservation};
 use ratelimit_core::{Algorithm, Timestamp};
 
@@ -16,7 +16,7 @@ pub(crate) fn a_step_depends_on_nothing_else<H: AlgorithmHarness>(
     while let Some(asked) = walk.next() {
         let first = walk.step(&asked);
         // Other requests in between, to this limit and to another one.
-        for limit in [walk.algorithm(), walk.other] {
+        for limit in [walk.limit(), walk.other] {
             let _ = limit.step(None, asked.at.saturating_add_us(1), asked.cost / 2);
             let _ = limit.step(first.write.after(None), asked.at, 1);
         }
@@ -46,7 +46,7 @@ fn kind<S>(write: &Write<S>) -> (&'static str, Option<Timestamp>) {
 }
 
 /// Law 10: `step_in_place`, `step_compact` and `step_fast` decide and write what `step` does; a state survives the round
-/// trip through its compact form. `wait_us`, `debt`, `owed`, `forgiven` and `filled` tell what the steps do.
+/// trip through its compact form. `debt`, `owed`, `forgiven` and `filled` tell what the steps do.
 pub(crate) fn shortcuts_agree_with_the_step<H: AlgorithmHarness>(
     walk: &mut Walk<'_, H::Algorithm>,
 ) -> LawResult {
@@ -54,10 +54,9 @@ pub(crate) fn shortcuts_agree_with_the_step<H: AlgorithmHarness>(
         let asked = WalkStep { op: Op::Acquire, ..asked };
         let step = walk.step(&asked);
         let WalkStep { at, cost, .. } = asked;
-        let (algorithm, state) = (walk.algorithm(), walk.state.as_ref());
-        if let Some(before) = state {
+        if let Some(before) = &walk.state {
             let mut own = before.clone();
-            let placed = algorithm.step_in_place(&mut own, at, cost);
+            let placed = walk.limit().step_in_place(&mut own, at, cost);
             let of = ("step_in_place", asked);
             says_the_same(of, &step, &placed)?;
             if let Some(due) = step.write.after(Some(before)) {
@@ -65,7 +64,6 @@ pub(crate) fn shortcuts_agree_with_the_step<H: AlgorithmHarness>(
             }
         }
         in_compact(walk, asked, &step)?;
-        waits_as_the_step(walk, asked, &step)?;
         owes_what_is_charged(walk)?;
         walk.take(step);
     }
@@ -98,23 +96,6 @@ fn leaves_the_same<A: InMemory>(
     walk.alike(got, Some(due), asked.at).map_err(|message| {
         format!("`{name}` leaves another state than the step, of {asked:?}: {message}")
     })
-}
-
-/// Checks `wait_us`: after it the state as it is, without a denied attempt's charge, admits the cost, and no earlier.
-fn waits_as_the_step<A: InMemory>(
-    walk: &Walk<'_, A>,
-    WalkStep { at, cost, .. }: WalkStep,
-    step: &Step<A::State>,
-) -> LawResult {
-    let waits = walk.algorithm().wait_us(walk.state.as_ref(), at, cost);
-    let message = || format!("`wait_us` of {cost} at {at} is {waits:?}: {:?}", step.decision);
-    ensure(waits.is_some() == step.decision.retry_after_us.is_some(), message)?;
-    let Some(us) = waits else { return Ok(()) };
-    for (us, fits) in [(us.checked_sub(1), false), (Some(us), true)] {
-        let Some(then) = us.and_then(|us| later(at, us)) else { continue };
-        ensure(walk.decision(then, cost).allowed == fits, message)?;
-    }
-    Ok(())
 }
 
 /// Checks `debt`, `owed`, `forgiven` and `filled` by forced charges. An algorithm that passes its calls on to another one and
@@ -165,7 +146,7 @@ fn in_compact<A: InMemory>(
     asked: WalkStep,
     step: &Step<A::State>,
 ) -> LawResult {
-    let (algorithm, WalkStep { at, cost, .. }) = (walk.algorithm(), asked);
+    let (limit, WalkStep { at, cost, .. }) = (walk.limit(), asked);
     let compact = match &walk.state {
         None => None,
         Some(state) => {
@@ -181,10 +162,15 @@ fn in_compact<A: InMemory>(
             Some(compact)
         }
     };
-    if let Some(stepped) = step_compact(algorithm, compact, at, cost) {
+    if let Some(stepped) = limit.step_compact(compact, at, cost) {
         agrees(walk, ("step_compact", asked), step, &stepped)?;
     }
     let Some(compact) = compact else { return Ok(()) };
+    // A denied attempt is charged, which no fast step does.
+    if limit.counts_attempts() && !step.decision.allowed {
+        return Ok(());
+    }
+    let algorithm = limit.algorithm();
     let quick = algorithm.step_fast(compact, at, cost);
     if let Some(stepped) = &quick {
         ensure(algorithm.has_fast_step(), || {
@@ -277,7 +263,7 @@ pub(crate) fn a_reservation_is_settled_once<H: AlgorithmHarness>(
     walk: &mut Walk<'_, H::Algorithm>,
 ) -> LawResult {
     let algorithm = walk.algorithm();
-    let Some(life_us) = algorithm.reservation_us() else { return Ok(()) };
+    let Some(life_us) = walk.limit().reservation_us() else { return Ok(()) };
     while let Some(WalkStep { at, cost, .. }) = walk.go() {
         let before = walk.state.as_ref();
         let had = walk.decision(at, 0).remaining;

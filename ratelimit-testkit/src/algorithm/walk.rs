@@ -1,10 +1,10 @@
-//! [`Walk`]: a sequence of steps of one algorithm, starting from a new key.
+//! [`Walk`]: a sequence of steps of one limit, starting from a new key.
 
 use std::slice::Iter;
 
 use ratelimit_core::algorithm::{Step, Write};
 use ratelimit_core::store::Op;
-use ratelimit_core::{Algorithm, Decision, Timestamp};
+use ratelimit_core::{Algorithm, Decision, Limit, Timestamp};
 
 use crate::trace::made::Scale;
 use crate::trace::{Trace, TraceRequest};
@@ -20,12 +20,12 @@ pub(crate) struct WalkStep {
     pub(crate) cost: u64,
 }
 
-/// An algorithm on a trace: the state that it has reached, and the steps still to take.
+/// A limit on a trace: the state that it has reached, and the steps still to take.
 pub(crate) struct Walk<'a, A: Algorithm> {
-    algorithm: &'a A,
+    limit: &'a Limit<A>,
     pub(crate) text: &'a str,
     /// Another limit of the same algorithm, if there is one.
-    pub(crate) other: &'a A,
+    pub(crate) other: &'a Limit<A>,
     pub(crate) other_text: &'a str,
     pub(crate) scale: Scale,
     pub(crate) state: Option<A::State>,
@@ -41,14 +41,14 @@ pub(crate) struct Walk<'a, A: Algorithm> {
 impl<'a, A: Algorithm> Walk<'a, A> {
     /// A walk of the trace's first limit through the first check of each request.
     pub(crate) fn new(trace: &'a Trace<A>, unkind_us: &'a [u64]) -> Self {
-        let (algorithm, last) = (trace.limits[0].algorithm(), trace.limits.len() - 1);
+        let (limit, last) = (&trace.limits[0], trace.limits.len() - 1);
         let begin_us = trace.requests.first().map_or(0, |request| request.at.as_us());
         Self {
-            algorithm,
+            limit,
             text: &trace.texts[0],
-            other: trace.limits[last].algorithm(),
+            other: &trace.limits[last],
             other_text: &trace.texts[last],
-            scale: Scale::of(algorithm, begin_us),
+            scale: Scale::of(limit.algorithm(), begin_us),
             state: None,
             latest: Timestamp::ZERO,
             expires: None,
@@ -57,9 +57,14 @@ impl<'a, A: Algorithm> Walk<'a, A> {
         }
     }
 
-    /// The algorithm.
+    /// The limit.
+    pub(crate) const fn limit(&self) -> &'a Limit<A> {
+        self.limit
+    }
+
+    /// Its algorithm.
     pub(crate) const fn algorithm(&self) -> &'a A {
-        self.algorithm
+        self.limit.algorithm()
     }
 
     /// How many steps are still to take.
@@ -80,7 +85,7 @@ impl<'a, A: Algorithm> Walk<'a, A> {
     fn stepped(&self, WalkStep { at, op, cost }: &WalkStep) -> Option<Step<A::State>> {
         let (algorithm, state) = (self.algorithm(), self.state.as_ref());
         match op {
-            Op::Acquire => Some(algorithm.step(state, *at, *cost)),
+            Op::Acquire => Some(self.limit.step(state, *at, *cost)),
             Op::Refund => algorithm.refund(state, *at, *cost),
             Op::Force => algorithm.force(state, *at, *cost),
             _ => None,
@@ -90,12 +95,12 @@ impl<'a, A: Algorithm> Walk<'a, A> {
     /// The step that the algorithm takes for a supported operation.
     pub(crate) fn step(&self, asked: &WalkStep) -> Step<A::State> {
         let stepped = self.stepped(asked);
-        stepped.unwrap_or_else(|| self.algorithm().step(self.state.as_ref(), asked.at, asked.cost))
+        stepped.unwrap_or_else(|| self.limit.step(self.state.as_ref(), asked.at, asked.cost))
     }
 
     /// The decision on the current state.
     pub(crate) fn decision(&self, at: Timestamp, cost: u64) -> Decision {
-        self.algorithm().step(self.state.as_ref(), at, cost).decision
+        self.limit.step(self.state.as_ref(), at, cost).decision
     }
 
     /// Moves on to the state that this step leaves.
@@ -144,8 +149,8 @@ impl<'a, A: Algorithm> Walk<'a, A> {
         for us in by_scale.into_iter().chain(self.unkind_after(from)) {
             let at = from.saturating_add_us(us);
             for cost in self.costs() {
-                let one = self.algorithm().step(one, at, cost).decision;
-                let other = self.algorithm().step(other, at, cost).decision;
+                let one = self.limit.step(one, at, cost).decision;
+                let other = self.limit.step(other, at, cost).decision;
                 if one != other {
                     return Err(format!("{cost} at {} is {one:?} and {other:?}", at.as_us()));
                 }

@@ -7,7 +7,7 @@ use ratelimit_core::{ErrorKind, Limit, Policy, ReservationId, Timestamp};
 use crate::capability::Capability;
 use crate::law::{LawResult, ensure};
 use crate::laws::{Said, Subject};
-use crate::seeds::{AlgorithmKind, Scope, rate};
+use crate::seeds::{Scope, rate};
 use crate::trace::made::limit;
 use crate::trace::{Ask, TraceRequest};
 
@@ -22,8 +22,8 @@ pub(crate) async fn it_can_do_what_it_claims(
 ) -> LawResult {
     let rate = rate(3, 3_600_000_000);
     for (n, policy) in scope.at_rate(rate, 3).into_iter().enumerate() {
-        let limits = [limit(&format!("l{n}"), policy), limit(&format!("m{n}"), policy)];
-        let claims = Claims { subject, limits: &limits };
+        let limits = ["l", "m"].map(|name| limit(&format!("{name}{n}"), policy.clone()));
+        let claims = Claims { subject, limits: &limits, text: &policy.text };
         if let Some(lacking) = subject.able.lacks(Capability::needed_by(&policy)) {
             claims
                 .refused(lacking, &TraceRequest { asks: vec![ask(0, "a")], ..acquire(None) })
@@ -46,6 +46,7 @@ fn acquire(id: Option<ReservationId>) -> TraceRequest {
 struct Claims<'a> {
     subject: &'a Subject<'a, Policy>,
     limits: &'a [Limit<Policy>],
+    text: &'a str,
 }
 
 impl Claims<'_> {
@@ -57,7 +58,7 @@ impl Claims<'_> {
             ensure(state.is_some(), || {
                 format!(
                     "1 of \"a\" was charged to {}, and `Harness::state` tells no state: is it one that lacks {:?}?",
-                    limit.algorithm(),
+                    self.text,
                     Capability::States
                 )
             })?;
@@ -82,10 +83,7 @@ impl Claims<'_> {
 
     /// Reserves, renews and settles, if the limit's charges can be reserved.
     async fn reservations(&self) -> LawResult {
-        let policy = self.limits[0].algorithm();
-        if !AlgorithmKind::RESERVATIONS.contains(&AlgorithmKind::of(policy))
-            || *policy != policy.by_admissions()
-        {
+        if self.limits[0].reservation_us().is_none() {
             return Ok(());
         }
         let mut reserved = TraceRequest { asks: vec![ask(0, "reserved")], ..acquire(Some(ID)) };
@@ -107,7 +105,7 @@ impl Claims<'_> {
         ensure(kept == given, || {
             format!(
                 "with a request to {} came the metadata {given:?}, and kept were {kept:?}: is it a store that lacks {:?}?",
-                self.limits[0].algorithm(),
+                self.text,
                 Capability::Metadata
             )
         })
@@ -133,7 +131,7 @@ impl Claims<'_> {
             format!(
                 "the harness says that the store can do {request:?} under {}, and it says {said:?}. It has to be able \
                  to{needed}",
-                self.limits[0].algorithm()
+                self.text
             )
         })
     }
@@ -145,7 +143,7 @@ impl Claims<'_> {
             format!(
                 "the harness says that the store lacks {lacking:?}, and {request:?} under {} got {said:?}. It has to be \
                  refused as unsupported; if it is decided rightly, the store lacks it no more",
-                self.limits[0].algorithm()
+                self.text
             )
         })
     }

@@ -7,14 +7,14 @@ use crate::capability::{Able, Capability};
 use crate::law::{LawResult, ensure};
 use crate::laws::{Said, Subject};
 use crate::seeds::{AlgorithmKind, BEGINNINGS_US, Scope, full_us, rate};
-use crate::trace::made::limit;
+use crate::trace::made::{Instance, limit};
 use crate::trace::{Ask, Trace, TraceRequest};
 
 const HOUR_US: u64 = 3_600_000_000;
 const DAY_US: u64 = 24 * HOUR_US;
 
 /// Pairs of limits that may take turns under one name: of other windows, and of other algorithms.
-pub(crate) fn pairs_in_turn(scope: Scope, able: Able) -> Vec<[Policy; 2]> {
+pub(crate) fn pairs_in_turn(scope: Scope, able: Able) -> Vec<[Instance<Policy>; 2]> {
     let all = match scope {
         Scope::Reservations => AlgorithmKind::RESERVATIONS.map(Scope::One).to_vec(),
         _ => Scope::singles(),
@@ -29,10 +29,11 @@ pub(crate) fn pairs_in_turn(scope: Scope, able: Able) -> Vec<[Policy; 2]> {
         let others = if scope.is_single() { &all[..] } else { next };
         let others = others.iter().flat_map(|other| limit_of(*other, 4, HOUR_US));
         let others = limit_of(*one, 4, DAY_US).into_iter().chain(others);
-        let one = limit_of(*one, 3, HOUR_US)[0];
-        pairs.extend(others.map(|other| [one, other]));
+        let one = &limit_of(*one, 3, HOUR_US)[0];
+        pairs.extend(others.map(|other| [one.clone(), other]));
     }
-    let is_one_state = |pair: &[Policy; 2]| pair[0].state_kind() == pair[1].state_kind();
+    let kind = |limit: &Instance<Policy>| limit.algorithm.state_kind();
+    let is_one_state = |[one, other]: &[Instance<Policy>; 2]| kind(one) == kind(other);
     pairs.retain(|pair| able.can(Capability::Changes) || !is_one_state(pair));
     pairs.retain(|pair| pair.iter().all(|policy| able.can_keep(policy)));
     pairs
@@ -77,19 +78,19 @@ impl Turns<'_, '_> {
 /// what one of these reserves, the other neither settles nor forgets.
 pub(crate) async fn two_limits_in_turn_admit_their_sum(
     subject: &Subject<'_, Policy>,
-    pair: [Policy; 2],
+    pair: [Instance<Policy>; 2],
 ) -> LawResult {
-    let limits = pair.map(|policy| limit("turns", policy));
+    let limits = pair.clone().map(|policy| limit("turns", policy));
     let turns = Turns { subject, limits, at: Timestamp::saturating_from_us(BEGINNINGS_US[2]) };
     let of = || format!("{} and {} in turn", pair[0], pair[1]);
-    let capacities = pair.map(|policy| policy.capacity());
+    let capacities = pair.each_ref().map(|policy| policy.algorithm.capacity());
     let sum: u64 = capacities.iter().sum();
     let mut admitted = 0;
     for turn in 0..3 * sum {
         let limit = usize::try_from(turn % 2).unwrap_or_default();
         admitted += u64::from(turns.decision((Op::Acquire, limit), "a", 1).await?.allowed);
     }
-    let is_one_state = pair[0].state_kind() == pair[1].state_kind();
+    let is_one_state = pair[0].algorithm.state_kind() == pair[1].algorithm.state_kind();
     let most = if is_one_state { capacities.into_iter().max().unwrap_or_default() } else { sum };
     ensure(admitted <= most, || format!("{}: {admitted} are admitted, {most} at most", of()))?;
     if is_one_state {
@@ -101,8 +102,7 @@ pub(crate) async fn two_limits_in_turn_admit_their_sum(
         let left = turns.remaining("a").await?;
         ensure(left == [0, capacities[1]], || format!("{}: a reset leaves {left:?}", of()))?;
     }
-    let can_reserve = AlgorithmKind::RESERVATIONS.contains(&AlgorithmKind::of(&pair[0]));
-    if can_reserve && !pair[0].charges_denials() && subject.able.can(Capability::Reservations) {
+    if pair[0].can_reserve() && subject.able.can(Capability::Reservations) {
         let id = Some(ReservationId::new(7));
         let failed = |(_, error)| format!("{}: {error}", of());
         let _ = turns.said((Op::Acquire, 0), "b", 2, id).await?.map_err(failed)?;
@@ -131,7 +131,7 @@ pub(crate) async fn a_changed_limit_is_safe(
         let _ = subject.answer(&trace.limits, &before, Now::At(before.at)).await?;
     }
     let (new, at) = (trace.limits.len() - 1, trace.latest());
-    let policy = trace.limits[new].algorithm();
+    let (policy, text) = (trace.limits[new].algorithm(), &trace.texts[new]);
     let (capacity, full_us) = (policy.capacity(), full_us(policy));
     for key in ["a", "b", "c"] {
         let one = async |op, cost, at| {
@@ -145,15 +145,15 @@ pub(crate) async fn a_changed_limit_is_safe(
             let waits = got.retry_after_us.is_some_and(|us| us <= full_us);
             ensure(waits && got.remaining <= got.limit && got.reset_after_us <= full_us, || {
                 format!(
-                    "{cost} of {key:?} at {at} got {got:?} under {policy}, which takes {full_us} µs to recover. It was {}",
-                    trace.limits[0].algorithm()
+                    "{cost} of {key:?} at {at} got {got:?} under {text}, which takes {full_us} µs to recover. It was {}",
+                    trace.texts[0]
                 )
             })?;
         }
         let recovered = one(Op::Peek, capacity, at.saturating_add_us(full_us)).await?;
         ensure(recovered.allowed, || {
             format!(
-                "{key:?} is not recovered {full_us} µs after its limit was changed to {policy}: {recovered:?}"
+                "{key:?} is not recovered {full_us} µs after its limit was changed to {text}: {recovered:?}"
             )
         })?;
         let mut admitted = 0_u128;
@@ -163,7 +163,7 @@ pub(crate) async fn a_changed_limit_is_safe(
         }
         ensure(admitted <= capacity.into(), || {
             format!(
-                "{admitted} of {key:?} are admitted at {at} after its limit was changed to {policy}"
+                "{admitted} of {key:?} are admitted at {at} after its limit was changed to {text}"
             )
         })?;
     }

@@ -44,7 +44,7 @@ pub(crate) fn limits_of(
 ) -> [Limit<Policy>; 2] {
     [("first", 0), ("second", 1)].map(|(name, n)| {
         let policies = pair[n].at_rate(rate(capacities[n], us), capacities[n]);
-        limit(&format!("{name}-{what}"), policies[0])
+        limit(&format!("{name}-{what}"), policies[0].clone())
     })
 }
 
@@ -230,7 +230,7 @@ impl<A: Algorithm> Rush<'_, A> {
                             ask.limit
                         )
                     })?;
-                    let attempts = limits[ask.limit].algorithm().charges_denials();
+                    let attempts = limits[ask.limit].counts_attempts();
                     if if attempts { decision.allowed } else { verdict.allowed() } {
                         admitted[ask.limit].fetch_add(ask.cost, Ordering::SeqCst);
                     }

@@ -9,7 +9,7 @@ use ratelimit_core::{Algorithm, Decision, Limit, Timestamp};
 use crate::capability::Capability;
 use crate::law::{LawResult, ensure};
 use crate::laws::Subject;
-use crate::trace::made::limit;
+use crate::trace::made::{Instance, limit};
 use crate::trace::{Ask, TraceRequest};
 
 /// Identifiers of which some database, driver, script or function takes two for one, beside each other.
@@ -98,10 +98,10 @@ fn identifiers() -> BTreeSet<String> {
 /// looks like a pattern, resets no other. All limits are of this algorithm.
 pub(crate) async fn two_identifiers_never_meet<A: Algorithm + Clone>(
     subject: &Subject<'_, A>,
-    algorithm: A,
+    instance: Instance<A>,
 ) -> LawResult {
-    let capacity = algorithm.capacity();
-    let limits = NAMES.map(|name| limit(name, algorithm.clone()));
+    let capacity = instance.algorithm.capacity();
+    let limits = NAMES.map(|name| limit(name, instance.clone()));
     let asked = Asked { subject, limits: &limits };
     let few = |limit| FEW.map(|key| Ask { limit, key: key.to_owned(), cost: 0 });
     let all = identifiers().into_iter().map(|key| Ask { limit: 0, key, cost: 0 });

@@ -9,7 +9,7 @@ use crate::capability::Capability;
 use crate::harness::StoreClock;
 use crate::law::{LawResult, ensure};
 use crate::laws::Subject;
-use crate::trace::made::limit;
+use crate::trace::made::{Instance, limit};
 use crate::trace::{Ask, Trace, TraceRequest};
 
 /// How much longer than needed a store may keep a state.
@@ -93,16 +93,17 @@ async fn keeps_for_the_grace<A: Algorithm>(
 /// is set shows it in every trace. A given time keeps states for an hour longer, and cannot show it.)
 pub(crate) async fn nothing_vanishes<A: Algorithm>(
     subject: &Subject<'_, A>,
-    algorithm: A,
+    instance: Instance<A>,
     reserves: bool,
 ) -> LawResult {
     let real = matches!(subject.store.clock(), StoreClock::Real);
-    let life_us = algorithm.reservation_us().filter(|_| reserves);
+    let limits = [limit("kept", instance)];
+    let life_us = limits[0].reservation_us().filter(|_| reserves);
     if !real || (reserves && life_us.is_none()) {
         return Ok(());
     }
-    let ask = Ask { limit: 0, key: "kept".to_owned(), cost: algorithm.capacity() };
-    let (limits, id) = ([limit("kept", algorithm)], reserves.then_some(ReservationId::new(5)));
+    let ask = Ask { limit: 0, key: "kept".to_owned(), cost: limits[0].algorithm().capacity() };
+    let id = reserves.then_some(ReservationId::new(5));
     let request = TraceRequest { id, ..TraceRequest::one(Timestamp::ZERO, Op::Acquire, ask) };
     let verdict = subject.ask(&limits, &request, Now::Store).await?;
     let matters_us = verdict.summary().reset_after_us.max(life_us.unwrap_or(0));

@@ -22,13 +22,19 @@ pub(crate) async fn every_small_trace_agrees(
 ) -> LawResult {
     let mut number = 0;
     for policy in scope.tiny(subject.able) {
-        let limits = [limit("tiny", policy)];
+        let (texts, limits) = (vec![policy.text.clone()], [limit("tiny", policy)]);
         // Shorter traces use every operation, longer ones only charges.
         let alphabets =
             [(everything(subject.able, &limits[0]), full - 1), (charges(&limits[0]), full)];
         for (alphabet, length) in alphabets {
-            let mut walk =
-                TraceWalk { subject, limits: &limits, alphabet, number, path: Vec::new() };
+            let mut walk = TraceWalk {
+                subject,
+                limits: &limits,
+                texts: &texts,
+                alphabet,
+                number,
+                path: Vec::new(),
+            };
             walk.on(length).await?;
             number = walk.number;
         }
@@ -61,6 +67,7 @@ fn charges(limit: &Limit<Policy>) -> Vec<Letter> {
 struct TraceWalk<'a> {
     subject: &'a Subject<'a, Policy>,
     limits: &'a [Limit<Policy>],
+    texts: &'a [String],
     alphabet: Vec<Letter>,
     number: u64,
     path: Vec<Letter>,
@@ -101,8 +108,8 @@ impl TraceWalk<'_> {
 
     fn with_path(&self, message: &str) -> String {
         let requests = self.path.iter().map(|letter| request(*letter, "a")).collect();
-        let texts = self.limits.iter().map(|limit| limit.algorithm().to_string()).collect();
-        let trace = Trace { limits: self.limits.to_vec(), texts, requests };
+        let (limits, texts) = (self.limits.to_vec(), self.texts.to_vec());
+        let trace = Trace { limits, texts, requests };
         format!("{message}\non the trace\n{trace}")
     }
 }

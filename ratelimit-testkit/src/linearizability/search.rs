@@ -186,8 +186,7 @@ impl<A: Algorithm<State: PartialEq>> Search<'_, A> {
     /// Whether a request with this answer can have changed anything, wherever in the order it came.
     fn may_write(&self, event: &Event) -> bool {
         let Ok(decisions) = &event.answer else { return event.is_indeterminate() };
-        let counts =
-            |(limit, ..): &(usize, usize, u64)| self.limits[*limit].algorithm().charges_denials();
+        let counts = |(limit, ..): &(usize, usize, u64)| self.limits[*limit].counts_attempts();
         match event.op {
             Op::Peek => false,
             Op::Acquire => {

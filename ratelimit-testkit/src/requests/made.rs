@@ -7,9 +7,9 @@ use proptest::option;
 use proptest::prelude::*;
 use proptest::sample::{Index, select, subsequence};
 use ratelimit_core::store::Op;
-use ratelimit_core::{
-    Algorithm as _, Identifiers, Limit, LimitCosts, OnOutage, Policy, ReservationId, Timestamp,
-};
+use ratelimit_core::{Identifiers, Limit, LimitCosts, OnOutage, Policy, ReservationId, Timestamp};
+
+use crate::trace::made::Instance;
 
 /// Texts of limits with a number to fill in: they differ in algorithm, rate, window and life.
 const LIMITS: [&str; 22] = [
@@ -58,7 +58,7 @@ const VALUES: [&str; 10] = [
 pub(crate) struct LimitDraft {
     pub(crate) name: String,
     /// The limit of the first limiter, and that of the second.
-    pub(crate) policies: [Policy; 2],
+    pub(crate) instances: [Instance<Policy>; 2],
     pub(crate) by: Vec<&'static str>,
     pub(crate) required: bool,
     pub(crate) shadow: bool,
@@ -67,8 +67,8 @@ pub(crate) struct LimitDraft {
 
 impl LimitDraft {
     pub(crate) fn built(&self, changed: bool) -> Limit<Policy> {
-        let limit = Limit::new(&self.name, self.policies[usize::from(changed)]);
-        let mut limit = limit.and_then(|limit| limit.by(&self.by)).expect("plain names");
+        let limit = self.instances[usize::from(changed)].clone().named(&self.name);
+        let mut limit = limit.by(&self.by).expect("plain names");
         limit = if self.required { limit.required() } else { limit };
         limit = if self.shadow { limit.shadow() } else { limit };
         match self.on_outage {
@@ -147,12 +147,13 @@ pub(crate) struct RequestCase {
     pub(crate) requests: Vec<AskedRequest>,
 }
 
-fn limits(can_keep: fn(&Policy) -> bool) -> impl Strategy<Value = Vec<LimitDraft>> {
-    let policy = |text: &str, number: u64| -> Policy {
-        text.replace('N', &number.to_string()).parse().expect("a policy")
+fn limits(can_keep: fn(&Limit<Policy>) -> bool) -> impl Strategy<Value = Vec<LimitDraft>> {
+    let instance = |text: &str, number: u64| -> Instance<Policy> {
+        text.replace('N', &number.to_string()).parse().expect("a limit")
     };
     // Buckets have more paths than others.
-    let texts: Vec<_> = LIMITS.into_iter().filter(|text| can_keep(&policy(text, 3))).collect();
+    let texts: Vec<_> =
+        LIMITS.into_iter().filter(|text| can_keep(&instance(text, 3).named("l"))).collect();
     let by = select(vec![
         vec![],
         vec![],
@@ -174,7 +175,7 @@ fn limits(can_keep: fn(&Policy) -> bool) -> impl Strategy<Value = Vec<LimitDraft
         let limit =
             named.map(|(n, (text, (one, other, by, required, shadow, on_outage)))| LimitDraft {
                 name: format!("l{n}"),
-                policies: [one, other].map(|number| policy(text, number)),
+                instances: [one, other].map(|number| instance(text, number)),
                 by,
                 required,
                 shadow,
@@ -235,7 +236,7 @@ fn drafts(can_do: fn(Op) -> bool) -> impl Strategy<Value = Draft> {
 
 /// Cases for a store that can keep these limits and has these operations.
 pub(crate) fn cases(
-    can_keep: fn(&Policy) -> bool,
+    can_keep: fn(&Limit<Policy>) -> bool,
     can_do: fn(Op) -> bool,
     changes: bool,
 ) -> impl Strategy<Value = RequestCase> {
@@ -269,7 +270,7 @@ pub(crate) fn cases(
                 let applies = |limit: &&LimitDraft| asked.caller.key(limit).is_some();
                 let applying: Vec<_> = limits.iter().filter(applies).collect();
                 let can = |limit: &&&LimitDraft| {
-                    limit.policies[0].reservation_us().is_some() && asked.costs.get(&limit.name) > 0
+                    limit.instances[0].can_reserve() && asked.costs.get(&limit.name) > 0
                 };
                 let can_reserve = applying.iter().filter(can).count() == applying.len();
                 match asked.op {

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, HashMap};
 use ratelimit_core::algorithm::{PolicyState, Step, Write};
 use ratelimit_core::store::{Op, Reservation};
 use ratelimit_core::{
-    Account, Algorithm as _, Decision, ErrorKind, Policy, ReservationId, Timestamp,
+    Account, Algorithm as _, Decision, ErrorKind, Limit, Policy, ReservationId, Timestamp,
 };
 
 use super::Named;
@@ -34,7 +34,7 @@ pub(crate) struct Model<'l> {
 /// A limit that applies, with its state before the request and its step.
 struct Stepped {
     key: ModelKey,
-    policy: Policy,
+    limit: Limit<Policy>,
     cost: u64,
     before: Option<PolicyState>,
     step: Step<PolicyState>,
@@ -103,23 +103,25 @@ impl<'l> Model<'l> {
         let allowed = stepped.iter().all(|one| one.step.decision.allowed);
         let mut decided = Vec::new();
         for one in stepped {
-            let (now, charges_denials) = (asked.at, one.policy.charges_denials());
+            let (now, counts_attempts) = (asked.at, one.limit.counts_attempts());
+            let policy = one.limit.algorithm();
             let mut decision = one.step.decision;
-            let written = allowed || charges_denials;
+            let written = allowed || counts_attempts;
             let after = match &one.step.write {
                 Write::Put { state, .. } if written => Some(state.clone()),
                 Write::Remove if written => None,
                 _ => one.before.clone(),
             };
             if !allowed && decision.allowed {
-                if charges_denials {
-                    decision.retry_after_us = one.policy.wait_us(after.as_ref(), now, one.cost);
+                if counts_attempts {
+                    let again = policy.step(after.as_ref(), now, one.cost).decision;
+                    decision.retry_after_us = again.retry_after_us;
                 } else {
-                    decision = one.policy.step(one.before.as_ref(), now, 0).decision;
+                    decision = policy.step(one.before.as_ref(), now, 0).decision;
                     decision.cost = one.cost;
                 }
             }
-            let owed = one.policy.owed(after.as_ref(), now);
+            let owed = policy.owed(after.as_ref(), now);
             decided.push((one.key.0.clone(), decision, Account { owed, forgiven: one.forgiven }));
             if asked.op == Op::Peek {
                 continue;
@@ -136,7 +138,8 @@ impl<'l> Model<'l> {
     }
 
     fn stepped(&self, limit: &LimitDraft, asked: &AskedRequest) -> Result<Stepped, Due> {
-        let policy = limit.policies[usize::from(asked.changed)];
+        let built = limit.built(asked.changed);
+        let policy = built.algorithm();
         let key = (limit.name.clone(), asked.caller.key(limit).expect("it applies"));
         let (cost, now) = (asked.costs.get(&limit.name), asked.at);
         let before = self.states.get(&key).cloned();
@@ -156,7 +159,7 @@ impl<'l> Model<'l> {
             Op::Settle => {
                 let of =
                     self.reservations.get(&(asked.id.expect("settled by id"), limit.name.clone()));
-                let of = of.filter(|of| is_live(of, &policy, now));
+                let of = of.filter(|of| is_live(of, policy, now));
                 if let Some(of) = of {
                     reservation = Some(Reservation { settled: Some(cost), ..of.clone() });
                     charged = of.cost;
@@ -168,9 +171,9 @@ impl<'l> Model<'l> {
                 }
             }
             _ => {
-                let step = policy.step(state, now, cost);
+                let step = built.step(state, now, cost);
                 if asked.id.is_some() {
-                    policy.reservation_us().ok_or_else(unsupported)?;
+                    built.reservation_us().ok_or_else(unsupported)?;
                     reservation = Some(if step.decision.allowed {
                         policy.record(state, now, cost, None)
                     } else {
@@ -187,8 +190,8 @@ impl<'l> Model<'l> {
             _ => false,
         };
         let more = cost.saturating_sub(charged);
-        let forgiven = if is_told { forgiven(&policy, state, now, more) } else { 0 };
-        Ok(Stepped { key, policy, cost, before, step, forgiven, reservation })
+        let forgiven = if is_told { forgiven(policy, state, now, more) } else { 0 };
+        Ok(Stepped { key, limit: built, cost, before, step, forgiven, reservation })
     }
 }
 

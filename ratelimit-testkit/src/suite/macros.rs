@@ -2,8 +2,8 @@
 
 /// Writes the tests that hold a backend to the laws: `conformance!(name, Harness);`
 ///
-/// The macro expands to a module of that name, with a test per algorithm of whole histories, such as
-/// `name::agrees_on::gcra` and `name::agrees_on::gcra_attempts`, and one for each thing that such histories cannot show. See
+/// The macro expands to a module of that name, with a test per algorithm of whole histories, such
+/// as `name::agrees_on::gcra`, and one for each thing that such histories cannot show. See
 /// [`Harness`](crate::Harness) for the second argument.
 ///
 /// `conformance!(name, Harness, batches);` tries batches over several algorithms only, which need every command of a store: for
@@ -22,23 +22,15 @@ macro_rules! conformance {
             mod agrees_on {
                 type Harnessed = super::Harnessed;
                 $crate::__tests!($name, [Agrees, AgreesAfterAChange], [
-                    gcra [One(Gcra)]
-                    token_bucket [One(TokenBucket)]
-                    fixed_window [One(FixedWindow)]
-                    first_request_window [One(FirstRequestWindow)]
-                    window_log [One(WindowLog)]
-                    bucketed_window [One(BucketedWindow)]
-                    sliding_counter [One(SlidingCounter)]
-                    sliding_log [One(SlidingLog)]
-                    concurrency [One(Concurrency)]
-                    gcra_attempts [Attempts(Gcra)]
-                    token_bucket_attempts [Attempts(TokenBucket)]
-                    fixed_window_attempts [Attempts(FixedWindow)]
-                    first_request_window_attempts [Attempts(FirstRequestWindow)]
-                    window_log_attempts [Attempts(WindowLog)]
-                    bucketed_window_attempts [Attempts(BucketedWindow)]
-                    sliding_counter_attempts [Attempts(SlidingCounter)]
-                    sliding_log_attempts [Attempts(SlidingLog)]
+                    gcra [of(Gcra)]
+                    token_bucket [of(TokenBucket)]
+                    fixed_window [of(FixedWindow)]
+                    first_request_window [of(FirstRequestWindow)]
+                    window_log [of(WindowLog)]
+                    bucketed_window [of(BucketedWindow)]
+                    sliding_counter [of(SlidingCounter)]
+                    sliding_log [of(SlidingLog)]
+                    concurrency [of(Concurrency)]
                     batches [Mixed]
                     reservations [Reservations]
                 ]);
@@ -107,9 +99,7 @@ macro_rules! __tests {
             );
         }
     };
-    (@scopes [$scope:ident($kind:ident)]) => {
-        [$crate::Scope::$scope($crate::AlgorithmKind::$kind)]
-    };
+    (@scopes [of($kind:ident)]) => { $crate::Scope::of($crate::AlgorithmKind::$kind) };
     (@scopes [Mixed]) => { [$crate::Scope::Mixed] };
     (@scopes [Reservations]) => { [$crate::Scope::Reservations] };
     (@scopes [$all:ident]) => { $crate::Scope::$all() };

@@ -1,14 +1,18 @@
 //! The strategies that generate traces.
 
 use std::collections::{HashMap, HashSet};
+use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::rc::Rc;
+use std::str::FromStr;
 
 use proptest::prelude::*;
 use proptest::sample::{select, subsequence};
 use proptest::strategy::Union;
 use ratelimit_core::store::{Op, Reservation};
-use ratelimit_core::{Algorithm, Decision, Limit, OnOutage, ReservationId, Timestamp};
+use ratelimit_core::{
+    Algorithm, ConfigError, Decision, Limit, OnOutage, Policy, ReservationId, Timestamp,
+};
 
 use crate::capability::{Able, Capability};
 use crate::pure::PureStore;
@@ -20,14 +24,78 @@ use crate::trace::{Ask, Trace, TraceRequest};
 pub struct Instance<A> {
     /// The text that names the limit in a failure, such as `WeekendBudget(100)`. It is unique within a harness.
     pub text: String,
-    /// The limit.
+    /// The algorithm.
     pub algorithm: A,
+    /// Whether the limit counts attempts.
+    pub counts_attempts: bool,
 }
 
+/// What the text of a limit that counts attempts ends in.
+const COUNTS_ATTEMPTS: &str = " count attempts";
+
 impl<A> Instance<A> {
-    /// Creates an instance from its text and its limit.
+    /// Creates an instance from its text and its algorithm.
     pub fn new(text: impl Into<String>, algorithm: A) -> Self {
-        Self { text: text.into(), algorithm }
+        Self { text: text.into(), algorithm, counts_attempts: false }
+    }
+
+    /// The same limit, counting attempts.
+    #[must_use]
+    pub fn count_attempts(self) -> Self {
+        let text = self.text + COUNTS_ATTEMPTS;
+        Self { text, counts_attempts: true, ..self }
+    }
+}
+
+impl<A: Algorithm> Instance<A> {
+    /// Whether its charges can be reserved.
+    pub(crate) fn can_reserve(&self) -> bool {
+        !self.counts_attempts && self.algorithm.reservation_us().is_some()
+    }
+
+    /// The limit under this name.
+    ///
+    /// # Panics
+    /// If no limit can have this name, or if it cannot count attempts.
+    #[must_use]
+    pub fn named(self, name: &str) -> Limit<A> {
+        let limit = Limit::new(name, self.algorithm).expect("the testkit's names are plain");
+        if self.counts_attempts { limit.count_attempts().expect("it can") } else { limit }
+    }
+}
+
+impl From<Policy> for Instance<Policy> {
+    fn from(policy: Policy) -> Self {
+        Self::new(policy.to_string(), policy)
+    }
+}
+
+/// Reads the words of an algorithm, and behind them `count attempts` if the limit does.
+impl FromStr for Instance<Policy> {
+    type Err = ConfigError;
+
+    fn from_str(text: &str) -> Result<Self, ConfigError> {
+        match text.strip_suffix(COUNTS_ATTEMPTS) {
+            Some(text) => text.parse().map(|policy: Policy| Self::from(policy).count_attempts()),
+            None => text.parse().map(|policy: Policy| policy.into()),
+        }
+    }
+}
+
+/// The limit of this name in these words: those of its algorithm, and behind them `count attempts`
+/// if it does.
+///
+/// # Panics
+/// If it cannot be read.
+#[must_use]
+pub fn limit_in_words(name: &str, words: &str) -> Limit<Policy> {
+    let instance: Instance<Policy> = words.parse().unwrap_or_else(|e| panic!("{words}: {e}"));
+    instance.named(name)
+}
+
+impl<A> fmt::Display for Instance<A> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.text)
     }
 }
 
@@ -278,7 +346,7 @@ impl<A: Algorithm + 'static> Pool<A> {
                 steps.map(|(op, limit, cost)| TraceRequest::one(at, op, ask(limit, cost)));
             let requests = requests.collect();
             let texts = instances.iter().map(|instance| instance.text.clone()).collect();
-            let limits = instances.map(|instance| limit("l0", instance.algorithm)).into();
+            let limits = instances.map(|instance| limit("l0", instance)).into();
             Trace { limits, texts, requests }
         });
         changed.collect()
@@ -309,8 +377,8 @@ impl<A: Algorithm + 'static> Pool<A> {
         let (mut limits, mut texts) = (Vec::new(), Vec::new());
         for instance in picks.iter().filter_map(|position| all[*position].take()) {
             let name = if self.changed { 0 } else { limits.len() };
-            limits.push(limit(&format!("l{name}"), instance.algorithm));
-            texts.push(instance.text);
+            texts.push(instance.text.clone());
+            limits.push(limit(&format!("l{name}"), instance));
         }
         let scales: Vec<_> =
             limits.iter().map(|limit| Scale::of(limit.algorithm(), begin_us)).collect();
@@ -384,10 +452,9 @@ impl<A: Algorithm + 'static> Pool<A> {
 }
 
 /// A limit with a name that the testkit chose. If that ends in 1, it is a shadow limit: to a store one as any other.
-pub(crate) fn limit<A: Algorithm>(name: &str, algorithm: A) -> Limit<A> {
-    let limit = Limit::new(name, algorithm).expect("the testkit's names are plain");
+pub(crate) fn limit<A: Algorithm>(name: &str, instance: Instance<A>) -> Limit<A> {
     // A store that needs to know what becomes of requests in an outage can be tested too.
-    let limit = limit.on_outage(OnOutage::Open);
+    let limit = instance.named(name).on_outage(OnOutage::Open);
     if name.ends_with('1') { limit.shadow() } else { limit }
 }
 

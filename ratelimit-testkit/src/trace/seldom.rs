@@ -1,11 +1,11 @@
 //! Traces that chance seldom draws.
 
 use ratelimit_core::store::Op;
-use ratelimit_core::{Algorithm, Policy, ReservationId, Timestamp};
+use ratelimit_core::{Algorithm as _, Policy, ReservationId, Timestamp};
 
 use crate::capability::{Able, Capability};
 use crate::seeds::{Scope, rate};
-use crate::trace::made::limit;
+use crate::trace::made::{Instance, limit};
 use crate::trace::{Ask, Trace, TraceRequest};
 
 const AT: Timestamp = Timestamp::saturating_from_us(1_795_218_392_123_456);
@@ -32,11 +32,11 @@ impl Scope {
             traces.extend(Some(denied_by_one(&policies)).filter(|_| several_keys));
             return traces;
         }
-        policies.retain(|policy| policy.reservation_us().is_some());
+        policies.retain(Instance::can_reserve);
         let under = |ops: [Op; 3]| ops.map(|op| (op, Some(ID))).into_iter();
         let mut traces = vec![long(&policies, under([Op::Acquire, Op::Renew, Op::Settle]))];
         // A lease is not extended.
-        policies.retain(|policy| !policy.has_leases());
+        policies.retain(|policy| !policy.algorithm.has_leases());
         let Some(first) = policies.first() else { return traces };
         traces.push(long(&policies, under([Op::Acquire, Op::Extend, Op::Settle])));
         if able.can(Capability::Force) {
@@ -45,7 +45,7 @@ impl Scope {
         if several_keys {
             let crossed = [[(0, "a"), (0, "b"), (1, "c")], [(0, "a"), (0, "c"), (1, "b")]];
             let requests = crossed.map(|asks| request(0, (Op::Acquire, Some(ID)), asks));
-            traces.push(trace(&[*first; 2], requests));
+            traces.push(trace(&[first.clone(), first.clone()], requests));
         }
         traces
     }
@@ -53,17 +53,17 @@ impl Scope {
 
 /// One batch of these operations after the other, each of one check of so many limits.
 fn long(
-    policies: &[Policy],
+    policies: &[Instance<Policy>],
     ops: impl Iterator<Item = (Op, Option<ReservationId>)>,
 ) -> Trace<Policy> {
-    let policies: Vec<_> = policies.iter().copied().cycle().take(LONG).collect();
+    let policies: Vec<_> = policies.iter().cloned().cycle().take(LONG).collect();
     let asks = || (0..LONG).map(|limit| (limit, "a"));
     trace(&policies, ops.zip(0..).map(|(op, n)| request(n, op, asks())))
 }
 
 /// Each of three keys has limits that count attempts after limits that count admissions. The last limit denies the batch: whatever
 /// counts attempts is charged, in its position, and nothing else.
-fn denied_by_one(policies: &[Policy]) -> Trace<Policy> {
+fn denied_by_one(policies: &[Instance<Policy>]) -> Trace<Policy> {
     let ask = |limit: usize, cost| Ask { limit, key: ["a", "b", "c"][limit % 3].to_owned(), cost };
     let last = policies.len().saturating_sub(1);
     let all = (0..policies.len()).map(|limit| ask(limit, 1)).collect();
@@ -73,7 +73,7 @@ fn denied_by_one(policies: &[Policy]) -> Trace<Policy> {
 
 /// A reservation is extended after a part of it has flowed back, and another caller has charged: its settlement gives back what
 /// still counts, and no unit twice.
-fn extended_late(policies: &[Policy]) -> Trace<Policy> {
+fn extended_late(policies: &[Instance<Policy>]) -> Trace<Policy> {
     let requests = [
         (0, Op::Acquire, Some(ID), 3),
         (ONE_FLOWS_BACK_US, Op::Force, None, 4),
@@ -88,10 +88,13 @@ fn extended_late(policies: &[Policy]) -> Trace<Policy> {
     trace(policies, requests)
 }
 
-fn trace(policies: &[Policy], requests: impl IntoIterator<Item = TraceRequest>) -> Trace<Policy> {
+fn trace(
+    policies: &[Instance<Policy>],
+    requests: impl IntoIterator<Item = TraceRequest>,
+) -> Trace<Policy> {
     let limits = policies.iter().enumerate();
     Trace {
-        limits: limits.map(|(n, policy)| limit(&format!("l{n}"), *policy)).collect(),
+        limits: limits.map(|(n, policy)| limit(&format!("l{n}"), policy.clone())).collect(),
         texts: policies.iter().map(ToString::to_string).collect(),
         requests: requests.into_iter().collect(),
     }

@@ -12,7 +12,7 @@ use std::fmt::{self, Write as _};
 use ratelimit_core::store::Op;
 use ratelimit_core::{Algorithm, Limit, ReservationId, Timestamp};
 
-use crate::trace::made::limit;
+use crate::trace::made::{Instance, limit};
 use crate::trace::{Ask, Trace, TraceRequest};
 
 /// Says where a text is not a case, and why.
@@ -90,7 +90,7 @@ impl<A: Algorithm> Trace<A> {
     /// Parses the text form, with the limits as `named` reads them.
     pub(crate) fn read(
         text: &str,
-        named: impl Fn(&str) -> Result<A, String>,
+        named: impl Fn(&str) -> Result<Instance<A>, String>,
     ) -> Result<Self, String> {
         let mut trace = Self { limits: Vec::new(), texts: Vec::new(), requests: Vec::new() };
         let lines = text.lines().map(str::trim);
@@ -105,8 +105,8 @@ impl<A: Algorithm> Trace<A> {
                     "write `limit NAME: POLICY`, such as `limit l0: gcra 10/s burst 20`",
                 )
             })?;
-            let algorithm = named(text.trim()).map_err(|error| unreadable(line, &error))?;
-            trace.limits.push(limit(name.trim(), algorithm));
+            let instance = named(text.trim()).map_err(|error| unreadable(line, &error))?;
+            trace.limits.push(limit(name.trim(), instance));
             trace.texts.push(text.trim().to_owned());
         }
         Ok(trace)

@@ -9,7 +9,7 @@ use ratelimit_testkit::{AlgorithmHarness, AlgorithmKind, Instance, algorithm_con
 
 /// A charge at the beginning of a sliding counter's window fades until the end of the next one.
 fn recovers_within_us(policy: &Policy) -> Option<u64> {
-    match policy.by_admissions() {
+    match policy {
         Policy::SlidingCounter(counter) => Some(2 * counter.window_us()),
         _ => None,
     }
@@ -69,9 +69,9 @@ alone! {
 harness!(Policies of Policy, {
     let attempts = AlgorithmKind::ATTEMPTS.iter().flat_map(|kind| kind.seeds());
     let attempts = attempts.filter(|policy| policy.debt() == 0);
-    let attempts = attempts.map(|policy| policy.by_attempts().expect("a kind that counts them"));
+    let attempts = attempts.map(|policy| Instance::from(policy).count_attempts());
     let others = AlgorithmKind::ALL.iter().filter_map(|kind| kind.seeds().pop());
-    attempts.chain(others).map(|policy| Instance::new(policy.to_string(), policy)).collect()
+    attempts.chain(others.map(Instance::from)).collect()
 });
 
 algorithm_conformance!(policies, Policies);

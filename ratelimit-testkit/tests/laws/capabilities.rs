@@ -87,9 +87,8 @@ fn printed(tests: &str) -> String {
 #[test]
 fn each_skipped_test_says_so_by_its_name() {
     for (test, says) in [
-        ("increment_first::agrees_on::fixed_window", "Admissions"),
+        ("increment_first::agrees_on::gcra", "Algorithm(Gcra)"),
         ("one_by_one::agrees_on::batches", "Batches"),
-        ("one_by_one::agrees_on::gcra_attempts", "Attempts"),
         ("increment_first::agrees_on::reservations", "Reservations"),
     ] {
         let line = format!("capabilities::{test} is skipped: the store lacks {says}\n");

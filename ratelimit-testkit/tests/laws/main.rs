@@ -19,11 +19,7 @@ mod wrong_stores;
 
 use ratelimit_core::store::{Batch, Check, Now, Op};
 use ratelimit_core::{Limit, Policy, Refusal, ReservationId, Timestamp, Verdict};
-use ratelimit_testkit::PureStore;
-
-fn limit(name: &str, words: &str) -> Limit<Policy> {
-    Limit::new(name, words.parse().expect(words)).expect("a name")
-}
+use ratelimit_testkit::{PureStore, limit_in_words as limit};
 
 /// An operation on one key of these limits, under the id of this number if it has one, at the same cost for all.
 fn ask(

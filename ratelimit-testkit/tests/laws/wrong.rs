@@ -228,8 +228,8 @@ impl WrongStore {
             Capability::Batches => checks.len() > 1,
             Capability::SeveralKeys => any(&|check| check.key != checks[0].key),
             Capability::Reservations => batch.reservation_id().is_some(),
-            Capability::Attempts => any(&|check| check.limit.algorithm().charges_denials()),
-            Capability::Admissions => any(&|check| !check.limit.algorithm().charges_denials()),
+            Capability::Attempts => any(&|check| check.limit.counts_attempts()),
+            Capability::Admissions => any(&|check| !check.limit.counts_attempts()),
             Capability::Algorithm(kind) => {
                 any(&|check| AlgorithmKind::of(check.limit.algorithm()) == kind)
             }
@@ -312,7 +312,7 @@ impl WrongStore {
             for (key, check) in keys.iter().zip(&checks) {
                 let policy = check.limit.algorithm();
                 let state = kept.entries.get(key).map(|entry| entry.state.clone());
-                let step = policy.step(state.as_ref(), now, check.cost);
+                let step = check.limit.step(state.as_ref(), now, check.cost);
                 if step.decision.allowed {
                     self.write(&mut kept, key, policy, (now, batch.time()), step.write);
                 }
@@ -331,7 +331,10 @@ impl WrongStore {
             }
             _ => *policy,
         };
-        Limit::new(check.limit.name(), believed).expect("as plain as before")
+        let limit = Limit::new(check.limit.name(), believed).expect("as plain as before");
+        // What the limit was changed from may have a debt.
+        let attempts = check.limit.counts_attempts().then(|| limit.clone().count_attempts().ok());
+        attempts.flatten().unwrap_or(limit)
     }
 
     /// The states of these keys in the store's belief.
@@ -394,7 +397,7 @@ impl WrongStore {
                     true,
                     PolicyState::FirstRequestWindow(window),
                     Policy::FirstRequestWindow(of),
-                ) = (self.is(Flaw::ExtendsTheWindow), &mut state, policy.by_admissions())
+                ) = (self.is(Flaw::ExtendsTheWindow), &mut state, policy)
                 {
                     window.start = window.start.max(written);
                     expires = window.start.saturating_add_us(of.window_us());

@@ -155,7 +155,7 @@ impl<'a> Model<'a> {
         let policy = self.policy(key.0, limit);
         if !limit.kind.is_leases() {
             let state = self.states.get(key);
-            let step = policy.step(state, self.now(), *cost);
+            let step = limit.kind.limit(policy).step(state, self.now(), *cost);
             return (step.decision, step.write.after(state).cloned());
         }
         let (places, held) = (policy.capacity(), self.held(key));
@@ -202,13 +202,14 @@ impl<'a> Model<'a> {
             let (limit, whose, cost) = one;
             let policy = self.policy(keeper, limit);
             let before = self.states.get(&key).cloned();
-            let counts_attempts = policy.charges_denials();
-            let charged = limit.kind.is_leases() || policy.reservation_us().is_some();
+            let counts_attempts = limit.kind.attempts;
+            let charged = limit.kind.limit(policy).reservation_us().is_some();
             let charged =
                 charged.then(|| (keeper, policy.record(before.as_ref(), now, cost, None)));
             if !all_fit && decision.allowed {
                 if counts_attempts {
-                    decision.retry_after_us = policy.wait_us(after.as_ref(), now, cost);
+                    let again = policy.step(after.as_ref(), now, cost).decision;
+                    decision.retry_after_us = again.retry_after_us;
                 } else if limit.kind.is_leases() {
                     decision = self.busy(cost, (policy.capacity(), self.held(&key)), true);
                 } else {

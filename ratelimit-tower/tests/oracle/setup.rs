@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 
 use proptest::prelude::*;
 use proptest::sample::select;
-use ratelimit_core::{OnOutage, Policy};
+use ratelimit_core::{Limit, OnOutage, Policy};
 
 /// A limit.
 #[derive(Clone, Debug)]
@@ -37,12 +37,17 @@ pub(crate) struct Kind {
 
 impl Kind {
     pub(crate) fn policy(self) -> Policy {
-        let Self { algorithm, count, each_ms, burst, debt, attempts } = self;
+        let Self { algorithm, count, each_ms, burst, debt, .. } = self;
         let burst = burst.map_or(String::new(), |burst| format!(" burst {burst}"));
         let debt = if debt > 0 { format!(" debt {debt}") } else { String::new() };
-        let attempts = if attempts { " count attempts" } else { "" };
-        let words = format!("{algorithm} {count}/{each_ms}ms{burst}{debt}{attempts}");
+        let words = format!("{algorithm} {count}/{each_ms}ms{burst}{debt}");
         words.parse().expect(&words)
+    }
+
+    /// A limit by this policy, which counts as this kind does.
+    pub(crate) fn limit(self, policy: Policy) -> Limit<Policy> {
+        let limit = Limit::new("limit", policy).expect("a name");
+        if self.attempts { limit.count_attempts().expect("it can") } else { limit }
     }
 
     /// Whether it limits how many are underway at once.

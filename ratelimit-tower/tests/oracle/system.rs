@@ -164,6 +164,9 @@ pub(crate) fn limits<'a>(specs: impl Iterator<Item = &'a LimitSpec>) -> Limits<P
     let mut limits = Limits::builder();
     for spec in specs {
         limits = limits.limit(spec.name, spec.kind.policy()).by(spec.by).on_outage(spec.on_outage);
+        if spec.kind.attempts {
+            limits = limits.count_attempts();
+        }
         if spec.required {
             limits = limits.required();
         }

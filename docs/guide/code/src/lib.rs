@@ -75,7 +75,12 @@ fn arrivals_ms() -> impl Iterator<Item = u64> {
 
 /// Decides the burst under a limit.
 fn decide(limit: &'static str, note: &'static str) -> Result<BurstRow, Box<dyn Error>> {
-    let limits = Limits::<Policy>::builder().limit("drawn", limit).build()?;
+    let (algorithm, attempts) = match limit.strip_suffix(" count attempts") {
+        Some(algorithm) => (algorithm, true),
+        None => (limit, false),
+    };
+    let limits = Limits::<Policy>::builder().limit("drawn", algorithm);
+    let limits = if attempts { limits.count_attempts() } else { limits }.build()?;
     let clock = ManualClock::default();
     let limiter = RateLimiter::new(limits, MemoryStore::builder().clock(clock.clone()).build());
     let is_lease = limit.starts_with("concurrency");

@@ -277,6 +277,11 @@ impl<const TOKENS: bool> Algorithm for LeakyBucket<TOKENS> {
         Some(refill.step_beside(state, (now, cost), level, after))
     }
 
+    /// As a forced charge.
+    fn fill(&self, state: Option<&Self::State>, now: Timestamp, cost: u64) -> MaybeStep<Self> {
+        self.force(state, now, cost)
+    }
+
     fn debt(&self) -> u64 {
         self.refill.most - self.refill.burst
     }

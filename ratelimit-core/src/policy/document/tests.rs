@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::algorithms::Algorithm;
+use crate::timestamp::Timestamp;
 use alloc::borrow::ToOwned;
 use alloc::string::ToString;
 use proptest::prelude::*;
@@ -19,11 +20,13 @@ fn every_algorithm_is_read_by_its_name_and_counts_attempts_if_it_can() {
             _ => "rate = '7/5m'",
         };
         let text = format!("[[limit]]\nname = \"a\"\nalgorithm = {name:?}\n{numbers}");
-        let admitted = *read(&text).expect(name).as_slice()[0].algorithm();
+        let limit = read(&text).expect(name).as_slice()[0].clone();
+        let admitted = *limit.algorithm();
         assert_eq!((admitted.name(), admitted.capacity()), (*name, 7));
         let attempts = read(&format!("{text}\ncount = \"attempts\"")).ok();
-        let attempts = attempts.map(|limits| *limits.as_slice()[0].algorithm());
-        assert!(!admitted.charges_denials() && attempts == admitted.by_attempts(), "{name}");
+        let counts = attempts.map(|limits| limits.as_slice()[0].counts_attempts());
+        let due = admitted.fill(None, Timestamp::ZERO, 0).map(|_| true);
+        assert!(!limit.counts_attempts() && counts == due, "{name}");
     }
 }
 
@@ -250,15 +253,17 @@ proptest! {
             "bucketed-window" => format!("bucket {} rates {}", plain("bucket"), plain("rates")),
             _ => plain("rate") + &with("burst") + &with("debt"),
         };
-        let attempts = of("count").map_or(String::new(), |_| format!(" count {}", plain("count")));
         // Text has one order.
-        let due = format!("{algorithm} {numbers}{attempts}").parse::<Policy>();
+        let due = format!("{algorithm} {numbers}").parse::<Policy>();
         let due = due.and_then(|policy| Limit::new("a", policy));
+        let attempts = plain("count") == "attempts";
+        let due = due.and_then(|limit| if attempts { limit.count_attempts() } else { Ok(limit) });
         let text = written(&fields);
         match (read(&text), due) {
             (Ok(limits), Ok(due)) => {
                 let limit = &limits.as_slice()[0];
                 prop_assert_eq!(limit.algorithm(), due.algorithm());
+                prop_assert_eq!(limit.counts_attempts(), attempts);
                 let names: Vec<_> = limit.identifier_names().collect();
                 prop_assert_eq!(names.len(), if of("key").is_some() { 2 } else { 0 });
                 let given = [limit.is_required(), limit.is_shadow(), limit.outage().is_some()];

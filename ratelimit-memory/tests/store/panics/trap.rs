@@ -84,6 +84,7 @@ impl<A: Algorithm> Algorithm for Trapped<A> {
         Step step(state: Held<'_, A>, now: Timestamp, cost: u64) -> Step<A::State>;
         Step refund(state: Held<'_, A>, now: Timestamp, cost: u64) -> Option<Step<A::State>>;
         Step force(state: Held<'_, A>, now: Timestamp, cost: u64) -> Option<Step<A::State>>;
+        Step fill(state: Held<'_, A>, now: Timestamp, cost: u64) -> Option<Step<A::State>>;
         Parameter debt() -> u64;
         Step owed(state: Held<'_, A>, now: Timestamp) -> u64;
         Step forgiven(state: Held<'_, A>, now: Timestamp, cost: u64) -> u64;
@@ -94,11 +95,9 @@ impl<A: Algorithm> Algorithm for Trapped<A> {
         Step renew(state: Held<'_, A>, now: Timestamp, reservation: &Reservation) -> Step<A::State>;
         Step undo(state: Held<'_, A>, now: Timestamp, reservation: &Reservation, charged: &A::State) -> Option<Step<A::State>>;
         Step filled(now: Timestamp) -> Step<A::State>;
-        Parameter charges_denials() -> bool;
         Parameter has_leases() -> bool;
         Parameter recovery() -> Option<Recovery>;
         Parameter metadata_bytes() -> Option<usize>;
-        Step wait_us(state: Held<'_, A>, now: Timestamp, cost: u64) -> Option<u64>;
         Annotate annotate(state: &mut A::State, metadata: &[u8]);
     }
 }

@@ -213,7 +213,7 @@ impl<'a> RunningStore<'a> {
 
 /// The length of a clock-aligned window, or the part of it in which nothing leaves the window.
 fn window_us(policy: &Policy) -> Option<u64> {
-    match policy.by_admissions() {
+    match policy {
         Policy::FixedWindow(window) => Some(window.window_us()),
         Policy::SlidingCounter(counter) => Some(counter.window_us()),
         Policy::BucketedWindow(window) => Some(window.bucket_us()),
