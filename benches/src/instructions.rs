@@ -23,8 +23,8 @@ use gungraun::prelude::*;
 use gungraun::{Callgrind, CallgrindMetrics, EventKind};
 use ratelimit_core::algorithm::InMemory;
 use ratelimit_core::{
-    Concurrency, FixedWindow, Gcra, Leased, ManualClock, Policy, Rate, RateLimiter, Timestamp,
-    Verdict,
+    AnyAlgorithm, Concurrency, FixedWindow, Gcra, Leased, ManualClock, Rate, RateLimiter,
+    Timestamp, Verdict,
 };
 use ratelimit_memory::{MemoryStore, PreciseClock};
 
@@ -113,7 +113,7 @@ fn window() -> FixedWindow {
 fn mixed() -> DecisionRun {
     let limits =
         ["gcra 1000000/s burst 4000000", "fixed-window 4000000000/h", "sliding-counter 1000000/h"];
-    charge(limits.map(|words| words.parse::<Policy>().expect("a policy")), known())
+    charge(limits.map(|words| words.parse::<AnyAlgorithm>().expect("an algorithm")), known())
 }
 
 fn peek() -> DecisionRun {

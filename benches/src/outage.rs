@@ -18,7 +18,7 @@ use http::{HeaderName, Request, StatusCode};
 use http_body_util::{BodyExt as _, Empty};
 use hyper::client::conn::http1::{SendRequest, handshake};
 use hyper_util::rt::TokioIo;
-use ratelimit_core::{Gcra, Limit, Limits, OnOutage, Policy, RateLimiter};
+use ratelimit_core::{AnyAlgorithm, Gcra, Limit, Limits, OnOutage, RateLimiter};
 use ratelimit_layers::{BreakerState, Fallback};
 use ratelimit_redis::RedisStore;
 use ratelimit_servers::RedisServer;
@@ -155,7 +155,7 @@ async fn until(mut reached: impl FnMut() -> bool, what: &str) -> Fallible {
 async fn measure(choice: OnOutage, plan: OutagePlan) -> Fallible<OutageResult> {
     let redis = RedisServer::start()?;
     // A limit that no client reaches, so that every decision takes the same path.
-    let limit = Limit::<Policy>::new("burst", Gcra::per_second(1_000_000).build()?.into())?;
+    let limit = Limit::<AnyAlgorithm>::new("burst", Gcra::per_second(1_000_000).build()?.into())?;
     let limits = Limits::new([limit.by(["user"])?.on_outage(choice)])?;
     let store = RedisStore::builder().deadline(DEADLINE * 4 / 5).connect(&redis.url()).await?;
     let settings = Fallback::builder().deadline(DEADLINE).nodes(2.try_into()?);

@@ -10,7 +10,7 @@ use std::time::Duration;
 use axum::body::Body;
 use axum::extract::ConnectInfo;
 use http::{Request, Response, StatusCode};
-use ratelimit_core::{Gcra, Limits, Policy, Rate, RateLimiter};
+use ratelimit_core::{AnyAlgorithm, Gcra, Limits, Rate, RateLimiter};
 use ratelimit_memory::MemoryStore;
 use ratelimit_tower::{ClientAddress, Fields, RateLimitLayer};
 use tower_governor::GovernorLayer;
@@ -96,7 +96,7 @@ pub(crate) fn ours(
     let rate = Rate::new(1, Duration::from_secs(outcome.seconds_per_token))?;
     let gcra = Gcra::new(rate, u64::from(outcome.burst))?;
     let limits = Limits::builder().limit("burst", gcra).by(["ip"]).build()?;
-    let limiter = RateLimiter::<_, Policy>::new(limits, MemoryStore::new());
+    let limiter = RateLimiter::<_, AnyAlgorithm>::new(limits, MemoryStore::new());
     let fields = if tells { Fields::new() } else { Fields::new().without_draft() };
     let layer = RateLimitLayer::new(limiter).by("ip", ClientAddress::peer()).fields(fields);
     Ok(if immediate {

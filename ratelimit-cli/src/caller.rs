@@ -2,7 +2,7 @@
 
 use std::borrow::Cow;
 
-use ratelimit_core::{ConfigError, Identifiers, Limit, Limits, Policy};
+use ratelimit_core::{AnyAlgorithm, ConfigError, Identifiers, Limit, Limits};
 use serde::{Serialize, Serializer};
 
 use crate::failure::Failure;
@@ -41,7 +41,10 @@ impl Serialize for Named {
 pub(crate) const BARE_NAME: &str = "key";
 
 /// Whether a limit can apply where callers have identifiers of these names, [`BARE_NAME`] for a bare key.
-pub(crate) fn check_names(limit: &Limit<Policy>, names: &[String]) -> Result<(), ConfigError> {
+pub(crate) fn check_names(
+    limit: &Limit<AnyAlgorithm>,
+    names: &[String],
+) -> Result<(), ConfigError> {
     let known = names.iter().map(|name| Some(&**name).filter(|name| *name != BARE_NAME));
     limit.check_identifiers(&known.collect::<Vec<_>>())
 }
@@ -67,7 +70,10 @@ impl Caller {
 
     /// The caller that the arguments of `check`, `inspect` and `reset` name. If limits of the policy use identifiers, a bare
     /// key that contains `=` is written as `key=…`: otherwise a misspelt identifier would be one.
-    pub(crate) fn from_args(keys: &[String], limits: &Limits<Policy>) -> Result<Self, Failure> {
+    pub(crate) fn from_args(
+        keys: &[String],
+        limits: &Limits<AnyAlgorithm>,
+    ) -> Result<Self, Failure> {
         let names: Vec<_> = limits.iter().flat_map(Limit::identifier_names).collect();
         let mut caller = Self::default();
         for key in keys {
@@ -120,8 +126,8 @@ impl Caller {
     /// The limits that apply to the caller, shadow limits too, each with its key.
     pub(crate) fn keys<'l>(
         &'l self,
-        limits: &'l Limits<Policy>,
-    ) -> Vec<(&'l Limit<Policy>, Cow<'l, str>)> {
+        limits: &'l Limits<AnyAlgorithm>,
+    ) -> Vec<(&'l Limit<AnyAlgorithm>, Cow<'l, str>)> {
         limits.iter().filter_map(|limit| Some((limit, limit.key_for(self)?))).collect()
     }
 
@@ -134,7 +140,7 @@ impl Caller {
 }
 
 /// A sentence that lists the identifiers which the policy's limits use.
-pub(crate) fn wanted(limits: &Limits<Policy>) -> String {
+pub(crate) fn wanted(limits: &Limits<AnyAlgorithm>) -> String {
     let each: Vec<_> = limits
         .iter()
         .map(|limit| match joined_names(limit) {
@@ -146,12 +152,12 @@ pub(crate) fn wanted(limits: &Limits<Policy>) -> String {
 }
 
 /// The names of the identifiers that a limit counts by, [`BARE_NAME`] for a bare key.
-pub(crate) fn names(limit: &Limit<Policy>) -> Vec<&str> {
+pub(crate) fn names(limit: &Limit<AnyAlgorithm>) -> Vec<&str> {
     let names: Vec<_> = limit.identifier_names().collect();
     if names.is_empty() { vec![BARE_NAME] } else { names }
 }
 
 /// The same, as people read them.
-pub(crate) fn joined_names(limit: &Limit<Policy>) -> String {
+pub(crate) fn joined_names(limit: &Limit<AnyAlgorithm>) -> String {
     names(limit).join(" + ")
 }

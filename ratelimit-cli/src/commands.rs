@@ -8,7 +8,7 @@ use std::io::{self, Write};
 use std::path::Path;
 
 #[cfg(feature = "_servers")]
-use ratelimit_core::{Limit, Limits, Policy};
+use ratelimit_core::{AnyAlgorithm, Limit, Limits};
 #[cfg(feature = "_servers")]
 use ratelimit_redis::RedisError;
 
@@ -91,8 +91,8 @@ fn unknown_states(names: &BTreeSet<String>, what: &str) -> Option<String> {
 #[cfg(feature = "_servers")]
 async fn unknown_of(
     store: &Remote,
-    keyed: &[(&Limit<Policy>, Cow<'_, str>)],
-    limits: &Limits<Policy>,
+    keyed: &[(&Limit<AnyAlgorithm>, Cow<'_, str>)],
+    limits: &Limits<AnyAlgorithm>,
 ) -> Result<BTreeSet<String>, RedisError> {
     let callers: BTreeSet<_> = keyed.iter().map(|(_, key)| key).collect();
     let mut unknown = BTreeSet::new();

@@ -3,7 +3,9 @@
 use std::collections::BTreeMap;
 use std::num::NonZeroU64;
 
-use ratelimit_core::{Account, Algorithm, Decision, Limit, LimitCosts, NamedDecision, Policy};
+use ratelimit_core::{
+    Account, Algorithm, AnyAlgorithm, Decision, Limit, LimitCosts, NamedDecision,
+};
 use serde::{Serialize, Serializer};
 use serde_json::Value;
 
@@ -75,7 +77,7 @@ impl From<(&Decision, Account)> for Told {
 }
 
 /// What a limit with a debt owes and forgives. Lines of other limits have the fields that every line has.
-fn account_of_debt(one: NamedDecision<'_, Policy>) -> Account {
+fn account_of_debt(one: NamedDecision<'_, AnyAlgorithm>) -> Account {
     if one.configured().algorithm().debt() > 0 { one.account() } else { Account::default() }
 }
 
@@ -92,7 +94,7 @@ impl<'d> DecisionLine<'d> {
             (summary.limit, summary.remaining) = (None, None);
         }
         let has_shadow = limits.iter().any(Limit::is_shadow);
-        let of_limit = |one: NamedDecision<'d, Policy>| OfLimit {
+        let of_limit = |one: NamedDecision<'d, AnyAlgorithm>| OfLimit {
             name: one.name(),
             told: (one.decision(), account_of_debt(one)).into(),
         };

@@ -5,7 +5,7 @@ use std::io;
 use std::ops::Range;
 use std::path::Path;
 
-use ratelimit_core::{Limit, Limits, Policy};
+use ratelimit_core::{AnyAlgorithm, Limit, Limits};
 use serde::Deserialize as _;
 use toml::Spanned;
 use toml::de::{DeTable, ValueDeserializer};
@@ -18,13 +18,13 @@ use crate::text::printable;
 const SHOWN_CHARS: usize = 100;
 
 /// Reads the limits from the document at this path; `-` is standard input.
-pub(crate) fn read(path: &Path) -> Result<Limits<Policy>, Failure> {
+pub(crate) fn read(path: &Path) -> Result<Limits<AnyAlgorithm>, Failure> {
     let (name, text) = text(path)?;
     parse(&name, &text)
 }
 
 /// The limits of a document of this name.
-pub(crate) fn parse(name: &str, text: &str) -> Result<Limits<Policy>, Failure> {
+pub(crate) fn parse(name: &str, text: &str) -> Result<Limits<AnyAlgorithm>, Failure> {
     toml::from_str(text)
         .map_err(|error| Failure::input(format!("{name}: {}", Problem::of(text, &error).shown())))
 }
@@ -102,7 +102,7 @@ impl Problem {
 /// read, or what `check` refuses.
 pub(crate) fn problems(
     text: &str,
-    check: impl Fn(&Limit<Policy>) -> Vec<String>,
+    check: impl Fn(&Limit<AnyAlgorithm>) -> Vec<String>,
 ) -> (usize, Vec<Problem>) {
     let document = match DeTable::parse(text) {
         Ok(document) => document.into_inner(),
@@ -112,7 +112,7 @@ pub(crate) fn problems(
     let limits: Vec<_> = limits.into_iter().flatten().cloned().collect();
     let mut problems = Vec::new();
     for table in limits.iter().filter(|limit| limit.get_ref().is_table()) {
-        match Limit::<Policy>::deserialize(ValueDeserializer::from(table.clone())) {
+        match Limit::<AnyAlgorithm>::deserialize(ValueDeserializer::from(table.clone())) {
             // The header [[limit]] is the place of the limit.
             Ok(limit) => problems.extend(
                 check(&limit).iter().map(|wrong| Problem::at(text, Some(table.span()), wrong)),
@@ -121,7 +121,7 @@ pub(crate) fn problems(
         }
     }
     // What is wrong with the document as a whole, such as two limits of one name.
-    if let Err(error) = toml::from_str::<Limits<Policy>>(text) {
+    if let Err(error) = toml::from_str::<Limits<AnyAlgorithm>>(text) {
         let problem = Problem::of(text, &error);
         let is_known = problems.iter().any(|known| known.place == problem.place);
         problems.extend(Some(problem).filter(|_| !is_known));

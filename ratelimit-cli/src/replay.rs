@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use indicatif::ProgressBar;
 use ratelimit_core::store::Op;
-use ratelimit_core::{Policy, Store};
+use ratelimit_core::{AnyAlgorithm, Store};
 
 use crate::compare::Comparison;
 use crate::decision_line::{DecisionLine, json_line};
@@ -58,7 +58,7 @@ pub(crate) struct ReplayOutcome {
     pub(crate) comparison: Option<Comparison>,
 }
 
-impl<S: Store<Policy>> Replay<'_, S> {
+impl<S: Store<AnyAlgorithm>> Replay<'_, S> {
     /// Decides every request until the input ends or something stops the replay.
     pub(crate) async fn run(mut self) -> ReplayOutcome {
         let (started, mut comparison) = (Instant::now(), Comparison::default());

@@ -1,7 +1,7 @@
 //! The report: a replay as one self-contained HTML page, without scripts to run and without requests to make.
 
 use maud::{DOCTYPE, Markup, PreEscaped, html};
-use ratelimit_core::{Algorithm as _, Limit, Policy};
+use ratelimit_core::{Algorithm as _, AnyAlgorithm, Limit};
 
 use crate::caller::joined_names;
 use crate::compare::{Comparison, Differing};
@@ -151,13 +151,13 @@ fn offender_rows(tally: &Tally, offender: &Offender<'_>) -> Markup {
 /// How a limit fits its callers.
 fn fit(counts: &LimitTally) -> Markup {
     let limit = &counts.limit;
-    let (policy, names) = (limit.algorithm(), joined_names(limit));
+    let (algorithm, names) = (limit.algorithm(), joined_names(limit));
     let verb = if limit.is_shadow() { "would have denied" } else { "denied" };
     let observed = counts.needs.as_ref().zip(counts.nearness.as_ref());
     html! {
         section.limit aria-label=(format!("Limit {}", limit.name())) {
             h3 { (limit.name()) @if limit.is_shadow() { span.badge { "shadow: denies nothing" } } }
-            p.faint { code { (in_words(policy, limit)) } " for each " (names) }
+            p.faint { code { (in_words(algorithm, limit)) } " for each " (names) }
             @if counts.applied == 0 {
                 p { "No request carried " code { (names) } ": check the format of the log and the " code { "key" } " of the limit." }
             } @else if let Some((needs, nearness)) = observed {
@@ -165,23 +165,23 @@ fn fit(counts: &LimitTally) -> Markup {
                     "It " (verb) " " strong { (count(counts.denied)) } " of "
                     (plural(counts.applied, "request", "requests")) " (" (share(counts.denied, counts.applied))
                     "), from " strong { (count(nearness.histogram().callers_denied)) } " of "
-                    (callers(needs.callers(), limit)) ". Alone it would deny " (count(needs.denied(policy))) " of them"
+                    (callers(needs.callers(), limit)) ". Alone it would deny " (count(needs.denied(algorithm))) " of them"
                     @if let Some(most) = needs.most_admitted() {
-                        "; the busiest caller that fits needed " (count(most)) " of " (count(policy.capacity())) " at once"
+                        "; the busiest caller that fits needed " (count(most)) " of " (count(algorithm.capacity())) " at once"
                     }
                     @if let Some(enough) = needs.smallest(0) {
                         "; " code { (setting(&enough)) }
-                        @if enough.capacity() > policy.capacity() { " denies none." } @else { " is enough for all." }
+                        @if enough.capacity() > algorithm.capacity() { " denies none." } @else { " is enough for all." }
                     } @else { "; no limit of its kind is large enough for all." }
                 }
-                (chart::needs(&needs.histogram(), policy.capacity()))
+                (chart::needs(&needs.histogram(), algorithm.capacity()))
             }
         }
     }
 }
 
 /// So many callers of a limit, which are combinations where it counts by several identifiers.
-fn callers(n: u64, limit: &Limit<Policy>) -> String {
+fn callers(n: u64, limit: &Limit<AnyAlgorithm>) -> String {
     match limit.identifier_names().len() {
         0 | 1 => plural(n, "caller", "callers"),
         _ => plural(n, "combination", "combinations") + " of " + &joined_names(limit),

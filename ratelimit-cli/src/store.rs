@@ -6,7 +6,7 @@ use std::fs;
 use std::path::Path;
 
 use ratelimit_core::store::Batch;
-use ratelimit_core::{DynError, Limits, Policy, Store, Verdict};
+use ratelimit_core::{AnyAlgorithm, DynError, Limits, Store, Verdict};
 use ratelimit_memory::MemoryStore;
 
 use crate::failure::Failure;
@@ -88,7 +88,7 @@ impl StoreUrl {
         &self,
         prefix: &str,
         secret: impl FnOnce() -> Result<Option<Vec<u8>>, Failure>,
-        limits: &Limits<Policy>,
+        limits: &Limits<AnyAlgorithm>,
     ) -> Result<Opened, Failure> {
         match self {
             Self::Memory => Ok(Opened::Memory(Box::new(memory()))),
@@ -118,10 +118,10 @@ impl Opened {
     }
 }
 
-impl Store<Policy> for Opened {
+impl Store<AnyAlgorithm> for Opened {
     type Error = DynError;
 
-    async fn apply(&self, batch: &Batch<'_, Policy>) -> Result<Verdict, DynError> {
+    async fn apply(&self, batch: &Batch<'_, AnyAlgorithm>) -> Result<Verdict, DynError> {
         match self {
             Self::Memory(store) => store.apply(batch).await.map_err(DynError::new),
             #[cfg(feature = "_servers")]

@@ -6,13 +6,15 @@
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, HashMap};
 
-use ratelimit_core::{Algorithm, ConfigError, Limit, LimitCosts, Limits, Policy};
+use ratelimit_core::{Algorithm, AnyAlgorithm, ConfigError, Limit, LimitCosts, Limits};
 
 use crate::nearness::Nearness;
 use crate::text::decimal;
 
 /// These limits without a bound, to observe what callers use: one for each window of each. The first has the limit's name.
-pub(crate) fn unbounded(limits: &Limits<Policy>) -> Result<Limits<Policy>, ConfigError> {
+pub(crate) fn unbounded(
+    limits: &Limits<AnyAlgorithm>,
+) -> Result<Limits<AnyAlgorithm>, ConfigError> {
     let mut unbounded = Vec::new();
     for (place, limit) in limits.iter().enumerate() {
         for (nth, window) in windows(limit.algorithm()).into_iter().enumerate() {
@@ -22,14 +24,14 @@ pub(crate) fn unbounded(limits: &Limits<Policy>) -> Result<Limits<Policy>, Confi
                 with_capacity(&window, capacity).map_or((largest, best), |wide| (capacity, wide))
             };
             let (_, largest) = (0..53).rev().fold((0, window), larger);
-            unbounded.push(with_policy(limit, &name, largest)?);
+            unbounded.push(with_algorithm(limit, &name, largest)?);
         }
     }
     Limits::new(unbounded)
 }
 
 /// The name of a further window of a limit, which no limit has.
-fn further(limits: &Limits<Policy>, place: usize, nth: usize) -> String {
+fn further(limits: &Limits<AnyAlgorithm>, place: usize, nth: usize) -> String {
     let mut name = format!("{place}.{nth}");
     while limits.iter().any(|limit| limit.name() == name) {
         name.push('_');
@@ -38,7 +40,7 @@ fn further(limits: &Limits<Policy>, place: usize, nth: usize) -> String {
 }
 
 /// These costs with those of the further windows of [`unbounded`], each as that of its limit.
-pub(crate) fn with_windows(costs: &LimitCosts, limits: &Limits<Policy>) -> LimitCosts {
+pub(crate) fn with_windows(costs: &LimitCosts, limits: &Limits<AnyAlgorithm>) -> LimitCosts {
     limits.iter().enumerate().fold(costs.clone(), |costs, (place, limit)| {
         let cost = costs.get(limit.name());
         let further = (1..windows(limit.algorithm()).len()).map(|nth| further(limits, place, nth));
@@ -46,21 +48,22 @@ pub(crate) fn with_windows(costs: &LimitCosts, limits: &Limits<Policy>) -> Limit
     })
 }
 
-/// A limit like this one, of another name and policy, that denies. A shadow limit requires no identifiers.
-pub(crate) fn with_policy(
-    limit: &Limit<Policy>,
+/// A limit like this one, of another name and algorithm, that denies. A shadow limit requires no
+/// identifiers.
+pub(crate) fn with_algorithm(
+    limit: &Limit<AnyAlgorithm>,
     name: &str,
-    policy: Policy,
-) -> Result<Limit<Policy>, ConfigError> {
-    let other = Limit::new(name, policy)?.by(limit.identifier_names())?;
+    algorithm: AnyAlgorithm,
+) -> Result<Limit<AnyAlgorithm>, ConfigError> {
+    let other = Limit::new(name, algorithm)?.by(limit.identifier_names())?;
     let other = if limit.counts_attempts() { other.count_attempts()? } else { other };
     let requires = limit.is_required() && !limit.is_shadow();
     Ok(if requires { other.required() } else { other })
 }
 
-/// The windows of a policy, each alone. Policies of other kinds are a single one.
-fn windows(policy: &Policy) -> Vec<Policy> {
-    let text = policy.to_string();
+/// The windows of an algorithm, each alone. Algorithms of other kinds are a single one.
+fn windows(algorithm: &AnyAlgorithm) -> Vec<AnyAlgorithm> {
+    let text = algorithm.to_string();
     let is_rate = |word: &&str| word.contains('/');
     let alone = |rate: &str| {
         let words = text.split(' ').filter(|word| !is_rate(word) || *word == rate);
@@ -71,7 +74,7 @@ fn windows(policy: &Policy) -> Vec<Policy> {
 
 /// What the callers of one limit needed.
 pub(crate) struct Needs {
-    pub(crate) policy: Policy,
+    pub(crate) algorithm: AnyAlgorithm,
     /// The capacity that each caller needed, the largest first.
     needs: Vec<u64>,
 }
@@ -79,16 +82,17 @@ pub(crate) struct Needs {
 impl Needs {
     /// What the callers of each limit needed, from what they used of each limit without a bound.
     pub(crate) fn of<'n>(
-        limits: &Limits<Policy>,
+        limits: &Limits<AnyAlgorithm>,
         mut used: impl Iterator<Item = Option<&'n Nearness>>,
     ) -> Vec<Self> {
-        let needs = |limit: &Limit<Policy>| {
-            let policy = *limit.algorithm();
+        let needs = |limit: &Limit<AnyAlgorithm>| {
+            let algorithm = *limit.algorithm();
             let mut needs: HashMap<&str, u64> = HashMap::new();
-            for (window, used) in windows(&policy).iter().zip(&mut used) {
+            for (window, used) in windows(&algorithm).iter().zip(&mut used) {
                 for (key, used) in used.into_iter().flat_map(Nearness::used) {
-                    // The smallest capacity of the policy that gives this window, in its ratio, room for that.
-                    let need = u128::from(used.saturating_sub(1)) * u128::from(policy.capacity());
+                    // The smallest capacity of the algorithm that gives this window, in its ratio, room for that.
+                    let need =
+                        u128::from(used.saturating_sub(1)) * u128::from(algorithm.capacity());
                     let need = u64::try_from(need / u128::from(window.capacity()) + 1);
                     let most = needs.entry(key).or_default();
                     *most = need.unwrap_or(u64::MAX).max(*most);
@@ -96,7 +100,7 @@ impl Needs {
             }
             let mut needs: Vec<_> = needs.into_values().collect();
             needs.sort_unstable_by_key(|need| Reverse(*need));
-            Self { policy, needs }
+            Self { algorithm, needs }
         };
         limits.iter().map(needs).collect()
     }
@@ -106,21 +110,21 @@ impl Needs {
         self.needs.len() as u64
     }
 
-    /// How many callers this policy alone denies at least once.
-    pub(crate) fn denied(&self, policy: &Policy) -> u64 {
-        self.needs.partition_point(|need| *need > policy.capacity()) as u64
+    /// How many callers this algorithm alone denies at least once.
+    pub(crate) fn denied(&self, algorithm: &AnyAlgorithm) -> u64 {
+        self.needs.partition_point(|need| *need > algorithm.capacity()) as u64
     }
 
-    /// The policy with the smallest capacity that denies at most this many callers; `None` if there was no caller, or the
-    /// algorithm has no capacity that is large enough.
-    pub(crate) fn smallest(&self, most_denied: u64) -> Option<Policy> {
+    /// The algorithm with the smallest capacity that denies at most this many callers; `None` if
+    /// there was no caller, or the algorithm has no capacity that is large enough.
+    pub(crate) fn smallest(&self, most_denied: u64) -> Option<AnyAlgorithm> {
         self.needs.first()?;
-        with_capacity(&self.policy, self.after(most_denied).unwrap_or(1))
+        with_capacity(&self.algorithm, self.after(most_denied).unwrap_or(1))
     }
 
-    /// The most that a caller needed which the policy alone admits.
+    /// The most that a caller needed which the algorithm alone admits.
     pub(crate) fn most_admitted(&self) -> Option<u64> {
-        self.after(self.denied(&self.policy))
+        self.after(self.denied(&self.algorithm))
     }
 
     /// The largest need after those of so many callers.
@@ -139,18 +143,19 @@ impl Needs {
     }
 }
 
-/// The same policy with another capacity: the burst of a bucket, the count of a window. Several windows keep their ratio.
-fn with_capacity(policy: &Policy, capacity: u64) -> Option<Policy> {
-    let is_bucket = matches!(policy.name(), "gcra" | "token-bucket");
+/// The same algorithm with another capacity: the burst of a bucket, the count of a window. Several
+/// windows keep their ratio.
+fn with_capacity(algorithm: &AnyAlgorithm, capacity: u64) -> Option<AnyAlgorithm> {
+    let is_bucket = matches!(algorithm.name(), "gcra" | "token-bucket");
     let mut words = Vec::new();
-    let text = policy.to_string();
+    let text = algorithm.to_string();
     let mut given = text.split_whitespace();
     while let Some(word) = given.next() {
         match word.split_once('/') {
             Some(_) if is_bucket => words.push(format!("{word} burst {capacity}")),
             Some((count, period)) => {
                 let scaled = count.parse::<u128>().ok()? * u128::from(capacity);
-                let count = scaled.div_ceil(u128::from(policy.capacity()));
+                let count = scaled.div_ceil(u128::from(algorithm.capacity()));
                 words.push(format!("{count}/{period}"));
             }
             None if word == "burst" => drop(given.next()),
@@ -161,8 +166,8 @@ fn with_capacity(policy: &Policy, capacity: u64) -> Option<Policy> {
 }
 
 /// The field of a policy document that has the capacity: `burst = 30` or `rate = "5/s"`.
-pub(crate) fn setting(policy: &Policy) -> String {
-    let text = policy.to_string();
+pub(crate) fn setting(algorithm: &AnyAlgorithm) -> String {
+    let text = algorithm.to_string();
     let text = text.split_once(" debt ").map_or(&*text, |(text, _)| text);
     match (text.rsplit_once(" burst "), text.split_once(" rates ")) {
         (Some((_, burst)), _) => format!("burst = {burst}"),
@@ -224,7 +229,7 @@ mod tests {
     }
 
     /// How many callers a limit denies at least once.
-    fn denied(limit: &Limit<Policy>, log: &[(String, Timestamp, u64, Op)]) -> u64 {
+    fn denied(limit: &Limit<AnyAlgorithm>, log: &[(String, Timestamp, u64, Op)]) -> u64 {
         let (mut states, mut denied) = (HashMap::new(), BTreeSet::new());
         for (key, at, cost, op) in log {
             match op {
@@ -257,8 +262,8 @@ mod tests {
             "bucketed-window bucket 1s rates 1/1s,3/5s",
         ] {
             let limit = limit_in_words("limit", words);
-            let policy = limit.algorithm();
-            let with = |policy| with_policy(&limit, "limit", policy).expect(words);
+            let algorithm = limit.algorithm();
+            let with = |algorithm| with_algorithm(&limit, "limit", algorithm).expect(words);
             let limits = Limits::new([limit.clone()]).expect(words);
             let unbounded = unbounded(&limits).expect(words);
             let limiter = RateLimiter::new(unbounded, MemoryStore::new());
@@ -283,7 +288,7 @@ mod tests {
                 log.push((key, at, cost, op));
             }
             let needs = &Needs::of(&limits, tally.nearness())[0];
-            assert_eq!(needs.denied(policy), denied(&limit, &log), "{words}");
+            assert_eq!(needs.denied(algorithm), denied(&limit, &log), "{words}");
             for most in [0, 1, 5, 20] {
                 let found = needs.smallest(most).expect(words);
                 let denies = denied(&with(found), &log);
@@ -291,7 +296,7 @@ mod tests {
                 assert_eq!(needs.denied(&found), denies, "{words}: {found}");
                 // Every smaller one denies more.
                 for less in 1..found.capacity() {
-                    let less = with_capacity(policy, less).expect(words);
+                    let less = with_capacity(algorithm, less).expect(words);
                     let denies = denied(&with(less), &log);
                     assert!(denies > most, "{words}: {less} beside {found}");
                 }

@@ -5,8 +5,8 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use ratelimit_core::store::Op;
 use ratelimit_core::{
-    ConfigError, Limit, Limits, NamedDecision, NamedDecisions, Policy, RateLimiter, Timestamp,
-    Verdict,
+    AnyAlgorithm, ConfigError, Limit, Limits, NamedDecision, NamedDecisions, RateLimiter,
+    Timestamp, Verdict,
 };
 
 use crate::caller::{BARE_NAME, Caller, check_names, names};
@@ -47,7 +47,7 @@ pub(crate) struct Tally {
 
 /// The counts of one limit, in the order of the policy.
 pub(crate) struct LimitTally {
-    pub(crate) limit: Limit<Policy>,
+    pub(crate) limit: Limit<AnyAlgorithm>,
     pub(crate) applied: u64,
     /// Denied requests; of a shadow limit, those that it would have denied.
     pub(crate) denied: u64,
@@ -62,13 +62,13 @@ pub(crate) struct LimitTally {
 /// One decided line.
 pub(crate) struct Decided<'d> {
     pub(crate) entry: &'d InputEntry,
-    pub(crate) limits: &'d Limits<Policy>,
+    pub(crate) limits: &'d Limits<AnyAlgorithm>,
     pub(crate) verdict: &'d Verdict,
-    pub(crate) named: NamedDecisions<'d, Policy>,
+    pub(crate) named: NamedDecisions<'d, AnyAlgorithm>,
 }
 
 /// A limit's decision, and the place of the limit in the policy.
-pub(crate) type Placed<'d> = (usize, NamedDecision<'d, Policy>);
+pub(crate) type Placed<'d> = (usize, NamedDecision<'d, AnyAlgorithm>);
 
 impl<'d> Decided<'d> {
     pub(crate) fn new<S>(
@@ -178,7 +178,7 @@ pub(crate) struct Offender<'t> {
 
 impl Tally {
     /// `nearness`: of how many callers to count how near they came to each limit, which takes memory per caller.
-    pub(crate) fn new(limits: &Limits<Policy>, nearness: Option<usize>) -> Self {
+    pub(crate) fn new(limits: &Limits<AnyAlgorithm>, nearness: Option<usize>) -> Self {
         let mut identifiers: Vec<IdentifierTally> = Vec::new();
         let mut place_of = |name: &str| {
             identifiers.iter().position(|kind| kind.name == name).unwrap_or_else(|| {
@@ -186,7 +186,7 @@ impl Tally {
                 identifiers.len() - 1
             })
         };
-        let tally = |limit: &Limit<Policy>| {
+        let tally = |limit: &Limit<AnyAlgorithm>| {
             let identifiers = names(limit).into_iter().map(&mut place_of).collect();
             let nearness = nearness.map(Nearness::of);
             let (limit, needs) = (limit.clone(), None);

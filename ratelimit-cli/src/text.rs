@@ -3,16 +3,16 @@
 use std::time::{Duration, UNIX_EPOCH};
 
 use indicatif::HumanCount;
-use ratelimit_core::{Limit, Policy, Timestamp};
+use ratelimit_core::{AnyAlgorithm, Limit, Timestamp};
 
 /// `1234567` → `1,234,567`.
 pub(crate) fn count(n: u64) -> String {
     HumanCount(n).to_string()
 }
 
-/// A policy in the words of a document, in the place of that of a limit.
-pub(crate) fn in_words(policy: &Policy, limit: &Limit<Policy>) -> String {
-    format!("{policy}{}", if limit.counts_attempts() { " count attempts" } else { "" })
+/// An algorithm in the words of a document, in the place of that of a limit.
+pub(crate) fn in_words(algorithm: &AnyAlgorithm, limit: &Limit<AnyAlgorithm>) -> String {
+    format!("{algorithm}{}", if limit.counts_attempts() { " count attempts" } else { "" })
 }
 
 /// A share in tenths of a percent, rounded; never 0 for a part that exists, and never all for a part that is

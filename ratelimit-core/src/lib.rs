@@ -21,7 +21,7 @@
 //! | type | for |
 //! |---|---|
 //! | [`RateLimiter`] | asking whether a caller may do something now, at a cost |
-//! | [`Limits`], [`Policy`], [`Rate`] | declaring limits |
+//! | [`Limits`], [`AnyAlgorithm`], [`Rate`] | declaring limits |
 //! | [`Verdict`], [`Decision`] | the answer |
 //! | [`Gcra`], [`TokenBucket`], [`FixedWindow`], [`FirstRequestWindow`], [`WindowLog`], [`SlidingCounter`], [`BucketedWindow`], [`SlidingLog`], [`Concurrency`] | the algorithms |
 //! | [`Stack`] | several limits in one key |
@@ -31,8 +31,8 @@
 //!
 //! # Several limits
 //!
-//! A request is charged to every limit whose identifiers it has, or to none. [`Policy`] holds any built-in algorithm, given as a
-//! value or as text:
+//! A request is charged to every limit whose identifiers it has, or to none. [`AnyAlgorithm`] holds
+//! any built-in algorithm, given as a value or as text:
 //!
 //! ```
 //! use ratelimit_core::{FixedWindow, Gcra, Limits, RateLimiter};
@@ -100,7 +100,7 @@
 //!
 //! ```
 //! use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-//! use ratelimit_core::{Policy, Store, Verdict};
+//! use ratelimit_core::{AnyAlgorithm, Store, Verdict};
 //! use ratelimit_core::store::Batch;
 //!
 //! struct Counting<S> {
@@ -108,9 +108,9 @@
 //!     batches: AtomicU64,
 //! }
 //!
-//! impl<S: Store<Policy>> Store<Policy> for Counting<S> {
+//! impl<S: Store<AnyAlgorithm>> Store<AnyAlgorithm> for Counting<S> {
 //!     type Error = S::Error;
-//!     async fn apply(&self, batch: &Batch<'_, Policy>) -> Result<Verdict, S::Error> {
+//!     async fn apply(&self, batch: &Batch<'_, AnyAlgorithm>) -> Result<Verdict, S::Error> {
 //!         self.batches.fetch_add(1, Relaxed);
 //!         self.inner.apply(batch).await
 //!     }
@@ -123,7 +123,7 @@
 //! |---|---|---|
 //! | `std` | yes | [`SystemClock`], [`Lease`] and random [`ReservationId`]s; without it the crate is `no_std` + `alloc` |
 //! | `dyn` | yes | [`DynStore`], [`DynSnapshotStore`](store::DynSnapshotStore) and [`DynError`]: a store chosen at run time |
-//! | `serde` | no | `Limits<Policy>` read from a document |
+//! | `serde` | no | `Limits<AnyAlgorithm>` read from a document |
 //! | `tokio` | no | [`OwnedReservation`]: settled on a tokio runtime when it is dropped; [`TokioClock`]: its time, for tests that pause it |
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
@@ -135,10 +135,13 @@ extern crate alloc;
 extern crate std;
 
 mod algorithms;
+mod any_algorithm;
 mod batch;
 mod builder;
 mod clock;
 mod decision;
+#[cfg(feature = "serde")]
+mod document;
 mod entries;
 mod error;
 mod identifiers;
@@ -147,7 +150,6 @@ mod limit;
 mod limiter;
 mod limits_builder;
 mod op;
-mod policy;
 mod quota;
 mod rate;
 mod refusal;
@@ -162,6 +164,7 @@ pub use algorithms::{
     Algorithm, BucketedWindow, Concurrency, FirstRequestWindow, FixedWindow, Gcra, SlidingCounter,
     SlidingLog, TokenBucket, WindowLog,
 };
+pub use any_algorithm::AnyAlgorithm;
 #[cfg(feature = "std")]
 pub use clock::SystemClock;
 #[cfg(feature = "tokio")]
@@ -177,7 +180,6 @@ pub use limiter::{LimitCosts, NamedDecision, NamedDecisions, RateLimiter, Reques
 #[cfg(feature = "tokio")]
 pub use limiter::{OwnedReservation, ReserveError, Reserved};
 pub use limits_builder::LimitsBuilder;
-pub use policy::Policy;
 pub use rate::Rate;
 pub use refusal::Refusal;
 pub use reservation::ReservationId;
@@ -195,10 +197,10 @@ pub mod algorithm {
         FirstRequestState, FixedWindowState, GcraState, KeepsEntries, LeakyBucket, MaybeStep,
         Recovery, SlidingCounterState, SlidingLogState, Step, WindowEntry, WindowLogState, Write,
     };
+    pub use crate::any_algorithm::AnyState;
     pub use crate::builder::{AlgorithmBuilder, FromRate};
     pub use crate::entries::{LogEntry, LogState, LoggedWindow};
     pub use crate::in_memory::{Compact, InMemory, step_compact};
-    pub use crate::policy::PolicyState;
     pub use crate::quota::Quota;
     pub use crate::rate::Refill;
     pub use crate::share::Share;

@@ -424,8 +424,8 @@ fn checked_name(name: &str, what: &str) -> Result<(), ConfigError> {
 ///
 /// ```
 /// # #[cfg(feature = "serde")] {
-/// use ratelimit_core::{Limits, Policy};
-/// let limits: Limits<Policy> = toml::from_str(r#"
+/// use ratelimit_core::{Limits, AnyAlgorithm};
+/// let limits: Limits<AnyAlgorithm> = toml::from_str(r#"
 ///     [[limit]]
 ///     name      = "burst"
 ///     key       = ["ip"]

@@ -18,11 +18,11 @@ use core::pin::Pin;
 use core::task::Poll;
 
 use crate::algorithms::{Algorithm, KeepsEntries, WindowEntry};
+use crate::any_algorithm::AnyAlgorithm;
 use crate::decision::Verdict;
 use crate::identifiers::{Identifiers, had};
 use crate::limit::{Limit, Limits};
 use crate::op::{Now, Op};
-use crate::policy::Policy;
 use crate::refusal::Refusal;
 use crate::reservation::ReservationId;
 use crate::store_traits::{EntryStore, Store, SyncStore};
@@ -50,7 +50,7 @@ pub use request::{LimitCosts, Request};
 /// Only the store differs between a unit test and production; see `ratelimit-memory` and `ratelimit-redis`. Every method
 /// has an async form and, for stores that decide without waiting, a form whose name ends in `_now`.
 #[derive(Clone, Debug)]
-pub struct RateLimiter<S, A = Policy> {
+pub struct RateLimiter<S, A = AnyAlgorithm> {
     limits: Limits<A>,
     store: S,
     allows_unlimited: bool,
@@ -77,7 +77,7 @@ impl<S, A: Algorithm> RateLimiter<S, A> {
     ///
     /// ```
     /// # use ratelimit_core::*;
-    /// # fn example<S: SyncStore<Policy>>(store: S) -> Result<(), Box<dyn std::error::Error>> {
+    /// # fn example<S: SyncStore<AnyAlgorithm>>(store: S) -> Result<(), Box<dyn std::error::Error>> {
     /// let limits = Limits::builder().limit("user", Gcra::per_second(10).burst(20)).by(["user"]).build()?;
     /// let limiter = RateLimiter::new(limits, store).allow_unlimited();
     /// assert!(limiter.check_now(&[("ip", "192.0.2.7")])?.is_unlimited());
@@ -261,7 +261,7 @@ operations! {
     /// ```
     /// # use std::future::{Future, ready};
     /// # use ratelimit_core::*;
-    /// # async fn example<S: Store<Policy>>(limiter: RateLimiter<S>) -> Result<(), S::Error> {
+    /// # async fn example<S: Store<AnyAlgorithm>>(limiter: RateLimiter<S>) -> Result<(), S::Error> {
     /// let id = ReservationId::random();
     /// if limiter.reserve("alice", id, 4_000).await?.allowed() {
     ///     let tokens_used = 1_234; // the true cost, known after the call

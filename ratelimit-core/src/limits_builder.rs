@@ -3,20 +3,20 @@
 use alloc::vec::Vec;
 
 use crate::algorithms::Algorithm;
+use crate::any_algorithm::AnyAlgorithm;
 use crate::error::ConfigError;
 use crate::limit::{Limit, Limits, OnOutage};
-use crate::policy::Policy;
 
 /// Limits, one after the other, of whatever becomes the same type of algorithm. See [`Limits::builder`].
 ///
 /// [`build`](Self::build) returns the first mistake, with the name of its limit.
 #[derive(Clone, Debug)]
 #[must_use = "a builder limits nothing: finish with `build()`"]
-pub struct LimitsBuilder<A = Policy> {
+pub struct LimitsBuilder<A = AnyAlgorithm> {
     limits: Result<Vec<Limit<A>>, ConfigError>,
 }
 
-impl Limits<Policy> {
+impl Limits<AnyAlgorithm> {
     /// Limits of different built-in algorithms, each given as an algorithm, as a builder of one or in words.
     ///
     /// ```
@@ -36,7 +36,7 @@ impl Limits<Policy> {
     /// ```
     ///
     /// For algorithms that are not all built in, see [`LimitsBuilder::new`].
-    pub const fn builder() -> LimitsBuilder<Policy> {
+    pub const fn builder() -> LimitsBuilder<AnyAlgorithm> {
         LimitsBuilder { limits: Ok(Vec::new()) }
     }
 }
@@ -134,8 +134,9 @@ mod tests {
             .build();
         let gcra: Gcra = "10/s burst 20".parse().expect("a limit");
         let log: SlidingLog = "3/m".parse().expect("a limit");
-        let burst = Limit::new("burst", Policy::from(gcra)).and_then(|limit| limit.by(["ip"]));
-        let log = Limit::new("log", Policy::from(log)).expect("a limit").required();
+        let burst =
+            Limit::new("burst", AnyAlgorithm::from(gcra)).and_then(|limit| limit.by(["ip"]));
+        let log = Limit::new("log", AnyAlgorithm::from(log)).expect("a limit").required();
         assert_eq!(built, Limits::new([burst.expect("a limit"), log]));
     }
 

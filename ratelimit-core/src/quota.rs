@@ -84,7 +84,7 @@ impl<A: Quota> Quota for Stack<A> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Gcra, Policy, Timestamp};
+    use crate::{AnyAlgorithm, Gcra, Timestamp};
     use core::time::Duration;
 
     fn decision(limit: u64) -> Decision {
@@ -96,23 +96,23 @@ mod tests {
     }
 
     #[test]
-    fn a_policy_tells_the_rate_that_it_was_built_with() {
+    fn an_algorithm_tells_the_rate_that_it_was_built_with() {
         for (words, expected) in [
             ("gcra 10/s burst 20", "10/s"),
             ("sliding-log 2/m", "2/m"),
             ("bucketed-window bucket 1s rates 1000/1s, 5000/10s, 7000/15s", "7000/15s"),
         ] {
-            let policy: Policy = words.parse().expect(words);
-            assert_eq!(policy.rate(), Some(rate(expected)), "{words}");
+            let algorithm: AnyAlgorithm = words.parse().expect(words);
+            assert_eq!(algorithm.rate(), Some(rate(expected)), "{words}");
         }
-        let busy: Policy = "concurrency 20/30s".parse().expect("a policy");
+        let busy: AnyAlgorithm = "concurrency 20/30s".parse().expect("an algorithm");
         assert_eq!(busy.rate(), None);
     }
 
     #[test]
     fn the_window_is_that_of_the_limit_that_the_decision_shows() {
-        let steps: Policy =
-            "bucketed-window bucket 1s rates 10/1s, 50/10s".parse().expect("a policy");
+        let steps: AnyAlgorithm =
+            "bucketed-window bucket 1s rates 10/1s, 50/10s".parse().expect("an algorithm");
         assert_eq!(steps.window_us(&decision(10)), Some(1_000_000));
         assert_eq!(steps.window_us(&decision(50)), Some(10_000_000));
         assert_eq!(steps.window_us(&decision(7)), None);

@@ -5,9 +5,9 @@
 #![allow(clippy::expect_used, missing_docs, reason = "tests")]
 
 use proptest::prelude::*;
-use ratelimit_core::algorithm::{PolicyState, Recovery, Step};
+use ratelimit_core::algorithm::{AnyState, Recovery, Step};
 use ratelimit_core::store::Reservation;
-use ratelimit_core::{Algorithm, Policy, Timestamp};
+use ratelimit_core::{Algorithm, AnyAlgorithm, Timestamp};
 
 /// What happens after a time.
 #[derive(Clone, Debug)]
@@ -28,15 +28,15 @@ fn events() -> impl Strategy<Value = Vec<(u64, Event)>> {
 }
 
 struct Run {
-    limit: Policy,
+    limit: AnyAlgorithm,
     /// What a store keeps.
-    state: Option<PolicyState>,
+    state: Option<AnyState>,
     /// What it would keep if every draw had been charged what was used of it.
-    of_used: Option<PolicyState>,
+    of_used: Option<AnyState>,
 }
 
 impl Run {
-    fn written(&mut self, step: &Step<PolicyState>) {
+    fn written(&mut self, step: &Step<AnyState>) {
         self.state = step.write.after(self.state.as_ref()).cloned();
     }
 
@@ -58,12 +58,12 @@ impl Run {
         self.written(&step.expect("it takes reservations"));
     }
 
-    fn left(&self, state: Option<&PolicyState>, now: Timestamp) -> u64 {
+    fn left(&self, state: Option<&AnyState>, now: Timestamp) -> u64 {
         self.limit.step(state, now, 0).decision.remaining
     }
 }
 
-fn limits() -> impl Strategy<Value = Policy> {
+fn limits() -> impl Strategy<Value = AnyAlgorithm> {
     let words = [
         "gcra 10/s burst 20",
         "gcra 7/3s burst 5",
@@ -122,7 +122,7 @@ fn a_fixed_window_recovers_at_its_reset_and_a_bucket_before() {
         ("concurrency 20/s", None),
         ("sliding-counter 20/s", None),
     ] {
-        let limit: Policy = words.parse().expect(words);
+        let limit: AnyAlgorithm = words.parse().expect(words);
         assert_eq!(limit.recovery(), recovery, "{words}");
         let Some(recovery) = recovery else { continue };
         let now = Timestamp::saturating_from_us(1_795_218_392_123_456);

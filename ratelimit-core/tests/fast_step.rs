@@ -5,7 +5,7 @@
 
 use proptest::prelude::*;
 use ratelimit_core::algorithm::{Compact, InMemory};
-use ratelimit_core::{Gcra, Limit, Policy, Rate, Timestamp};
+use ratelimit_core::{AnyAlgorithm, Gcra, Limit, Rate, Timestamp};
 
 /// Numbers of every magnitude.
 fn up_to_bits(bits: u32) -> impl Strategy<Value = u64> {
@@ -54,7 +54,7 @@ proptest! {
     }
 }
 
-/// The fast step of the limit and of its policy is the step of each, and exists for nearly all
+/// The fast step of the limit and of any algorithm is the step of each, and exists for nearly all
 /// requests; where it admits, a limit that counts attempts steps alike.
 fn agrees(
     limit: &Limit<Gcra>,
@@ -66,13 +66,13 @@ fn agrees(
     let refill = gcra.refill();
     let is_whole = refill.tick_us == 1 && refill.tick_units == 1;
     let is_usual = is_whole && (1..=refill.burst).contains(&cost) && now >= state.at;
-    let policy = Limit::new("l", Policy::from(gcra)).expect("a name");
-    let attempts = policy.clone().count_attempts().expect("gcra counts attempts");
+    let any = Limit::new("l", AnyAlgorithm::from(gcra)).expect("a name");
+    let attempts = any.clone().count_attempts().expect("gcra counts attempts");
     prop_assert_eq!(gcra.has_fast_step(), is_whole);
-    prop_assert_eq!(policy.algorithm().has_fast_step(), is_whole);
+    prop_assert_eq!(any.algorithm().has_fast_step(), is_whole);
     let step = limit.step_compact(Some(state), now, cost).filter(|_| is_usual);
     prop_assert_eq!(gcra.step_fast(state, now, cost), step.clone());
-    prop_assert_eq!(policy.algorithm().step_fast(state, now, cost), step.clone());
+    prop_assert_eq!(any.algorithm().step_fast(state, now, cost), step.clone());
     let admitted = step.filter(|step| step.decision.allowed);
     if admitted.is_some() {
         prop_assert_eq!(attempts.step_compact(Some(state), now, cost), admitted);

@@ -6,16 +6,16 @@ use std::num::NonZeroU64;
 
 use proptest::prelude::*;
 use ratelimit_core::algorithm::Share;
-use ratelimit_core::{Algorithm, Limit, Policy, Stack, Timestamp};
+use ratelimit_core::{Algorithm, AnyAlgorithm, Limit, Stack, Timestamp};
 
 const BEGIN_US: u64 = 1_795_218_392_000_000;
 
-fn policy(words: &str) -> Policy {
+fn algorithm(words: &str) -> AnyAlgorithm {
     words.parse().expect(words)
 }
 
-fn shared(words: &str, nodes: u64) -> Result<Policy, ratelimit_core::ConfigError> {
-    policy(words).share(NonZeroU64::new(nodes).expect("not 0"))
+fn shared(words: &str, nodes: u64) -> Result<AnyAlgorithm, ratelimit_core::ConfigError> {
+    algorithm(words).share(NonZeroU64::new(nodes).expect("not 0"))
 }
 
 #[test]
@@ -39,13 +39,13 @@ fn a_share_divides_bursts_counts_and_debts_rounded_down_and_rates_exactly() {
         ("token-bucket 10/s burst 20 debt 4", 2, "token-bucket 5/s burst 10 debt 2"),
         ("fixed-window 10/s debt 7", 3, "fixed-window 3/s debt 2"),
     ] {
-        assert_eq!(shared(limit, nodes), Ok(policy(share)), "{limit} among {nodes}");
+        assert_eq!(shared(limit, nodes), Ok(algorithm(share)), "{limit} among {nodes}");
     }
 }
 
 #[test]
 fn a_limit_too_small_for_its_nodes_is_refused_by_name() {
-    let limit = Limit::new("login", policy("fixed-window 3/m")).expect("a name");
+    let limit = Limit::new("login", algorithm("fixed-window 3/m")).expect("a name");
     let error = limit.share(NonZeroU64::new(4).expect("not 0")).expect_err("too small");
     assert_eq!(error.limit(), Some("login"));
     assert!(error.to_string().contains("fewer nodes"), "{error}");
@@ -53,7 +53,7 @@ fn a_limit_too_small_for_its_nodes_is_refused_by_name() {
 
 #[test]
 fn a_share_keeps_everything_else_of_a_limit() {
-    let limit = Limit::new("api", policy("gcra 10/s burst 20")).expect("a name");
+    let limit = Limit::new("api", algorithm("gcra 10/s burst 20")).expect("a name");
     let limit = limit.by(["ip"]).expect("an identifier").required().shadow();
     let limit = limit.count_attempts().expect("a bucket can");
     let share = limit.share(NonZeroU64::MIN).expect("one node");
@@ -62,7 +62,8 @@ fn a_share_keeps_everything_else_of_a_limit() {
 
 #[test]
 fn a_share_of_a_stack_divides_each_of_its_limits() {
-    let stack = |words: &[&str]| Stack::new(words.iter().map(|one| policy(one))).expect("a stack");
+    let stack =
+        |words: &[&str]| Stack::new(words.iter().map(|one| algorithm(one))).expect("a stack");
     let whole = stack(&["gcra 10/s burst 20", "fixed-window 120/m", "sliding-log 1001/h"]);
     let share = whole.share(NonZeroU64::new(4).expect("not 0")).expect("a share");
     assert_eq!(share, stack(&["gcra 5/2s burst 5", "fixed-window 30/m", "sliding-log 250/h"]));
@@ -105,8 +106,8 @@ fn admits_what_nodes_admit<A: Algorithm>(
 
 #[test]
 fn a_stack_of_which_a_limit_is_not_shared_is_caught() {
-    let whole = Stack::new([policy("gcra 10/s burst 10"), policy("fixed-window 12/h")]);
-    let wrong = Stack::new([policy("gcra 5/s burst 5"), policy("fixed-window 12/h")]);
+    let whole = Stack::new([algorithm("gcra 10/s burst 10"), algorithm("fixed-window 12/h")]);
+    let wrong = Stack::new([algorithm("gcra 5/s burst 5"), algorithm("fixed-window 12/h")]);
     let (whole, wrong) = (whole.expect("a stack"), wrong.expect("a stack"));
     let requests: Vec<Request> = (0..40).map(|nth| (500_000, nth, 1)).collect();
     let right = whole.share(NonZeroU64::new(2).expect("not 0")).expect("a share");
@@ -131,9 +132,11 @@ fn words(kinds: std::ops::Range<usize>) -> impl Strategy<Value = String> {
     })
 }
 
-fn stacks(kinds: std::ops::Range<usize>) -> impl Strategy<Value = Stack<Policy>> {
+fn stacks(kinds: std::ops::Range<usize>) -> impl Strategy<Value = Stack<AnyAlgorithm>> {
     let limits = proptest::collection::vec(words(kinds), 1..4);
-    limits.prop_map(|limits| Stack::new(limits.iter().map(|limit| policy(limit))).expect("a stack"))
+    limits.prop_map(|limits| {
+        Stack::new(limits.iter().map(|limit| algorithm(limit))).expect("a stack")
+    })
 }
 
 fn requests() -> impl Strategy<Value = Vec<Request>> {
@@ -142,7 +145,7 @@ fn requests() -> impl Strategy<Value = Vec<Request>> {
 
 /// Whether the requests at so many nodes keep the contract, if the stack can be shared.
 fn keeps_the_contract(
-    stack: &Stack<Policy>,
+    stack: &Stack<AnyAlgorithm>,
     nodes: u64,
     (states, times): (usize, u64),
     requests: &[Request],

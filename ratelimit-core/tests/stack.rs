@@ -6,9 +6,9 @@ use proptest::prelude::*;
 use proptest::sample::select;
 use ratelimit_core::algorithm::{StackState, Write};
 use ratelimit_core::store::{Batch, Check, Op, Snapshot, decide};
-use ratelimit_core::{Algorithm, Gcra, Limit, Policy, Stack, Timestamp};
+use ratelimit_core::{Algorithm, AnyAlgorithm, Gcra, Limit, Stack, Timestamp};
 
-fn limits() -> Vec<Policy> {
+fn limits() -> Vec<AnyAlgorithm> {
     let limits = [
         "gcra 3/10us burst 2",
         "gcra 1/4us burst 3",
@@ -21,7 +21,7 @@ fn limits() -> Vec<Policy> {
 }
 
 /// The limits of a batch, by their places.
-fn named(limits: &[Policy]) -> Vec<Limit<Policy>> {
+fn named(limits: &[AnyAlgorithm]) -> Vec<Limit<AnyAlgorithm>> {
     let named = limits.iter().enumerate().map(|(n, limit)| Limit::new(&n.to_string(), *limit));
     named.collect::<Result<_, _>>().expect("names")
 }
@@ -79,9 +79,9 @@ fn a_stack_is_charged_at_the_latest_time_of_its_limits() {
 
 #[test]
 fn a_stack_has_at_least_one_limit_and_counts_no_attempts() {
-    assert!(Stack::<Policy>::new([]).is_err());
-    let policy = |words: &str| words.parse::<Policy>().expect(words);
-    let stack = Stack::new(["fixed-window 4/s", "fixed-window 2/s"].map(policy));
+    assert!(Stack::<AnyAlgorithm>::new([]).is_err());
+    let algorithm = |words: &str| words.parse::<AnyAlgorithm>().expect(words);
+    let stack = Stack::new(["fixed-window 4/s", "fixed-window 2/s"].map(algorithm));
     let stack = stack.expect("a stack");
     assert_eq!(stack.capacity(), 2);
     let refused = Limit::new("l", stack).and_then(Limit::count_attempts);

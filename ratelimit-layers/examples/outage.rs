@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use ratelimit_core::store::Batch;
 use ratelimit_core::{
-    ErrorKind, Gcra, Limit, Limits, OnOutage, Policy, RateLimiter, Refusal, Source, Store,
+    AnyAlgorithm, ErrorKind, Gcra, Limit, Limits, OnOutage, RateLimiter, Refusal, Source, Store,
     StoreError, Verdict,
 };
 use ratelimit_layers::Fallback;
@@ -20,7 +20,7 @@ use ratelimit_memory::{MemoryError, MemoryStore};
 
 /// A store that is away for as long as it is told so, in place of one on Redis.
 struct Remote {
-    store: MemoryStore<Policy>,
+    store: MemoryStore<AnyAlgorithm>,
     is_away: Arc<AtomicBool>,
 }
 
@@ -47,10 +47,10 @@ impl StoreError for RemoteError {
     }
 }
 
-impl Store<Policy> for Remote {
+impl Store<AnyAlgorithm> for Remote {
     type Error = RemoteError;
 
-    async fn apply(&self, batch: &Batch<'_, Policy>) -> Result<Verdict, RemoteError> {
+    async fn apply(&self, batch: &Batch<'_, AnyAlgorithm>) -> Result<Verdict, RemoteError> {
         if self.is_away.load(Ordering::Relaxed) {
             return Err(RemoteError::Away);
         }
@@ -62,7 +62,8 @@ async fn run() -> Result<(), Box<dyn Error>> {
     let is_away = Arc::new(AtomicBool::new(false));
     let redis = Remote { store: MemoryStore::new(), is_away: Arc::clone(&is_away) };
 
-    let burst = Limit::<Policy>::new("burst", Gcra::per_minute(60).burst(60).build()?.into())?;
+    let burst =
+        Limit::<AnyAlgorithm>::new("burst", Gcra::per_minute(60).burst(60).build()?.into())?;
     let limits = Limits::new([burst.on_outage(OnOutage::Local)])?;
     let nodes = NonZeroU64::new(3).ok_or("at least one node")?;
     let store = Fallback::builder()

@@ -9,7 +9,7 @@ use dashmap::DashMap;
 use derive_where::derive_where;
 use ratelimit_core::algorithm::KeepsEntries;
 use ratelimit_core::store::{Batch, EntryStore};
-use ratelimit_core::{Algorithm, Clock, Policy, Store, Verdict};
+use ratelimit_core::{Algorithm, AnyAlgorithm, Clock, Store, Verdict};
 use ratelimit_memory::PreciseClock;
 use tokio::runtime::Handle;
 use tokio::sync::watch;
@@ -117,7 +117,7 @@ const LONGEST_GIVE_BACK: Duration = Duration::from_secs(5);
 ///
 /// Clones share everything.
 #[derive_where(Clone)]
-pub struct Allotments<S, A: Algorithm = Policy, C = PreciseClock> {
+pub struct Allotments<S, A: Algorithm = AnyAlgorithm, C = PreciseClock> {
     inner: Arc<SharedAllotments<S, A, C>>,
 }
 

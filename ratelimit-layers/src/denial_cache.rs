@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use ratelimit_core::algorithm::KeepsEntries;
 use ratelimit_core::store::{Batch, EntryStore, Op, Snapshot, SnapshotStore, decide};
-use ratelimit_core::{Algorithm, Clock, Policy, Source, Store, Timestamp, Verdict};
+use ratelimit_core::{Algorithm, AnyAlgorithm, Clock, Source, Store, Timestamp, Verdict};
 use ratelimit_memory::PreciseClock;
 use tokio::runtime::Handle;
 use tokio::time::Instant;
@@ -114,7 +114,7 @@ const MOST_JITTER_US: u64 = 1_000;
 /// close nor open the circuit breaker. Put `Metrics`, `Traced` and
 /// [`TopDenied`](crate::TopDenied) around it. Around a store that is chosen at run time it takes an `Arc` of a
 /// [`dyn DynSnapshotStore`](ratelimit_core::store::DynSnapshotStore).
-pub struct DenialCache<S, A: Algorithm = Policy, C = PreciseClock> {
+pub struct DenialCache<S, A: Algorithm = AnyAlgorithm, C = PreciseClock> {
     store: S,
     kept: DenialStates<A>,
     rounds: OpenRounds<A>,

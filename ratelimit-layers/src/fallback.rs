@@ -18,8 +18,8 @@ use derive_where::derive_where;
 use ratelimit_core::algorithm::{InMemory, KeepsEntries, WindowEntry};
 use ratelimit_core::store::{Batch, Check, EntryStore, Now, Op};
 use ratelimit_core::{
-    Clock, ConfigError, ErrorKind, Limit, Limits, OnOutage, Policy, Source, Store, StoreError as _,
-    Verdict,
+    AnyAlgorithm, Clock, ConfigError, ErrorKind, Limit, Limits, OnOutage, Source, Store,
+    StoreError as _, Verdict,
 };
 use ratelimit_memory::PreciseClock;
 use tokio::time::{Instant, timeout};
@@ -123,7 +123,7 @@ use outage::Outage;
 ///
 /// It needs a tokio runtime with the time driver enabled. Clones share everything.
 #[derive_where(Clone)]
-pub struct Fallback<S, A: InMemory = Policy, C = PreciseClock> {
+pub struct Fallback<S, A: InMemory = AnyAlgorithm, C = PreciseClock> {
     inner: Arc<SharedFallback<S, A, C>>,
 }
 

@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex};
 
 use arc_swap::ArcSwap;
 use derive_where::derive_where;
-use ratelimit_core::{Algorithm, ConfigError, Limit, Limits, Policy, RateLimiter, Store};
+use ratelimit_core::{Algorithm, AnyAlgorithm, ConfigError, Limit, Limits, RateLimiter, Store};
 
 use crate::lock;
 
@@ -32,14 +32,14 @@ const MAX_DOCUMENT_BYTES: u64 = 1 << 20;
 /// starts at full capacity.
 ///
 /// ```
-/// use ratelimit_core::{Limits, Policy};
+/// use ratelimit_core::{Limits, AnyAlgorithm};
 /// use ratelimit_layers::Reload;
 /// use ratelimit_memory::MemoryStore;
 ///
 /// let policy = |burst: u32| {
 ///     format!("[[limit]]\nname = 'burst'\nalgorithm = 'gcra'\nrate = '10/s'\nburst = {burst}\n")
 /// };
-/// let limits: Limits<Policy> = toml::from_str(&policy(20))?;
+/// let limits: Limits<AnyAlgorithm> = toml::from_str(&policy(20))?;
 /// let reload = Reload::new(limits, MemoryStore::new());
 /// assert_eq!(reload.limiter().check_now("alice")?.limit(), 20);
 ///
@@ -54,7 +54,7 @@ const MAX_DOCUMENT_BYTES: u64 = 1 << 20;
 ///
 /// Clones share everything.
 #[derive_where(Clone, Debug)]
-pub struct Reload<S, A = Policy> {
+pub struct Reload<S, A = AnyAlgorithm> {
     #[derive_where(skip(Debug))]
     shared: Arc<SharedReload<S, A>>,
 }
@@ -179,7 +179,7 @@ impl<S: Store<A>, A: Algorithm + Clone + PartialEq> Reload<S, A> {
     }
 }
 
-impl<S: Store<Policy>> Reload<S> {
+impl<S: Store<AnyAlgorithm>> Reload<S> {
     /// Replaces the limits by those of this document, in TOML.
     ///
     /// # Errors
@@ -202,7 +202,7 @@ impl<S: Store<Policy>> Reload<S> {
     }
 }
 
-fn parsed(path: Option<&Path>, document: &str) -> Result<Limits<Policy>, ReloadError> {
+fn parsed(path: Option<&Path>, document: &str) -> Result<Limits<AnyAlgorithm>, ReloadError> {
     toml::from_str(document).map_err(|error| ReloadError::Document {
         path: path.map(Path::to_path_buf),
         error: Box::new(error),

@@ -10,13 +10,13 @@ use std::time::Duration;
 
 use ratelimit_core::store::{Batch, Check, Op};
 use ratelimit_core::{
-    Clock, Gcra, Limit, Limits, ManualClock, Policy, RateLimiter, SlidingLog, SyncStore, Timestamp,
-    Verdict,
+    AnyAlgorithm, Clock, Gcra, Limit, Limits, ManualClock, RateLimiter, SlidingLog, SyncStore,
+    Timestamp, Verdict,
 };
 use ratelimit_memory::MemoryStore;
 
 /// Checks that every key is admitted what its limit says, in buckets and in shards, and again an hour later.
-fn admits_what_it_says(policy: Policy) -> Result<(), Box<dyn Error>> {
+fn admits_what_it_says(policy: AnyAlgorithm) -> Result<(), Box<dyn Error>> {
     let clock = ManualClock::new(Timestamp::saturating_from_us(1_795_218_392_123_456));
     let store = MemoryStore::builder().clock(clock.clone()).build();
     let limiter = RateLimiter::new(Limits::new([Limit::new("l", policy)?])?, store);
@@ -38,7 +38,7 @@ fn run() -> Result<(), Box<dyn Error>> {
     admits_what_it_says(SlidingLog::new("2/h".parse()?)?.into())?;
     // Several keys together, of limits in buckets and in shards.
     let clock = ManualClock::new(Timestamp::ZERO);
-    let store = MemoryStore::builder().capacity(64).clock(clock.clone()).build::<Policy>();
+    let store = MemoryStore::builder().capacity(64).clock(clock.clone()).build::<AnyAlgorithm>();
     let one = Limit::new("one", Gcra::new("1/s".parse()?, 3)?.into())?;
     let other = Limit::new("other", SlidingLog::new("2/s".parse()?)?.into())?;
     let checks = [&one, &other].map(|limit| Check { limit, key: "a", cost: 1 });

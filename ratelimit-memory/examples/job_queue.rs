@@ -8,7 +8,7 @@ use std::error::Error;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use ratelimit_core::{Concurrency, Limits, Policy, RateLimiter, ReservationId};
+use ratelimit_core::{AnyAlgorithm, Concurrency, Limits, RateLimiter, ReservationId};
 use ratelimit_memory::MemoryStore;
 use tokio::task::JoinSet;
 
@@ -38,7 +38,7 @@ impl UnderWay {
 /// Takes jobs until the queue is empty. A job whose tenant is busy goes back to the end.
 async fn worker(
     queue: Arc<Mutex<VecDeque<Job>>>,
-    limiter: Arc<RateLimiter<MemoryStore<Policy>>>,
+    limiter: Arc<RateLimiter<MemoryStore<AnyAlgorithm>>>,
     under_way: Arc<UnderWay>,
 ) -> Result<u32, Box<dyn Error + Send + Sync>> {
     let next = || queue.lock().unwrap_or_else(PoisonError::into_inner).pop_front();
@@ -61,7 +61,7 @@ async fn worker(
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn Error + Send + Sync>> {
     let two_at_once = Concurrency::new("2/30s".parse()?)?;
-    let limits = Limits::<Policy>::builder().limit("jobs", two_at_once).build()?;
+    let limits = Limits::<AnyAlgorithm>::builder().limit("jobs", two_at_once).build()?;
     let limiter = Arc::new(RateLimiter::new(limits, MemoryStore::new()));
     let queue: VecDeque<_> = (0..50).map(|_| Job { tenant: "acme" }).collect();
     let (queue, under_way) = (Arc::new(Mutex::new(queue)), Arc::<UnderWay>::default());

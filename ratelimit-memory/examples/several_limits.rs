@@ -4,7 +4,7 @@
 
 use std::net::IpAddr;
 
-use ratelimit_core::{FixedWindow, Gcra, Limits, Policy, RateLimiter, Verdict};
+use ratelimit_core::{AnyAlgorithm, FixedWindow, Gcra, Limits, RateLimiter, Verdict};
 use ratelimit_memory::MemoryStore;
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -32,7 +32,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
 }
 
 /// One line per limit that applied, and how long to wait.
-fn headers(limiter: &RateLimiter<MemoryStore<Policy>>, verdict: &Verdict) -> Vec<String> {
+fn headers(limiter: &RateLimiter<MemoryStore<AnyAlgorithm>>, verdict: &Verdict) -> Vec<String> {
     let mut lines = Vec::new();
     for decision in limiter.named(verdict) {
         let (name, window) = (decision.name(), decision.window().unwrap_or_default());
@@ -47,7 +47,7 @@ fn headers(limiter: &RateLimiter<MemoryStore<Policy>>, verdict: &Verdict) -> Vec
 }
 
 fn denied_requests_charge_nothing(
-    limiter: &RateLimiter<MemoryStore<Policy>>,
+    limiter: &RateLimiter<MemoryStore<AnyAlgorithm>>,
 ) -> Result<(), Box<dyn std::error::Error>> {
     let caller = [("ip", "192.0.2.8"), ("user", "bob")];
     // More than the burst of 20 at once: "burst" denies, and the others are not charged either.

@@ -25,11 +25,11 @@
 //!
 //! ```
 //! use std::time::Duration;
-//! use ratelimit_core::{Gcra, Limits, ManualClock, Policy, RateLimiter};
+//! use ratelimit_core::{Gcra, Limits, ManualClock, AnyAlgorithm, RateLimiter};
 //! use ratelimit_memory::MemoryStore;
 //!
 //! let clock = ManualClock::default();
-//! let store = MemoryStore::builder().capacity(10_000).clock(clock.clone()).build::<Policy>();
+//! let store = MemoryStore::builder().capacity(10_000).clock(clock.clone()).build::<AnyAlgorithm>();
 //! let limits = Limits::builder().limit("login", Gcra::per_minute(5)).build()?;
 //! let limiter = RateLimiter::new(limits, store);
 //!

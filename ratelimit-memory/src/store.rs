@@ -16,7 +16,8 @@ use std::future::{Future, ready};
 use ratelimit_core::algorithm::{InMemory, KeepsEntries, WindowEntry};
 use ratelimit_core::store::{Batch, Check, EntryStore, Now, Op, SnapshotStore, WithSnapshot};
 use ratelimit_core::{
-    Clock, Identifiers, Limit, Limits, Policy, RateLimiter, Store, SyncStore, Timestamp, Verdict,
+    AnyAlgorithm, Clock, Identifiers, Limit, Limits, RateLimiter, Store, SyncStore, Timestamp,
+    Verdict,
 };
 
 use crate::capacity::Capacity;
@@ -43,7 +44,7 @@ use fast_path::{Probe, is_plain};
 use optimistic_batch::FEW;
 
 /// An in-process [`Store`]. See the [crate's documentation](crate) for its behaviour.
-pub struct MemoryStore<A: InMemory = Policy, C = PreciseClock> {
+pub struct MemoryStore<A: InMemory = AnyAlgorithm, C = PreciseClock> {
     /// The compact states, if the algorithm has any.
     table: Option<CuckooTable>,
     /// All other states, by a hash of the key. Locked after any bucket.

@@ -1,5 +1,5 @@
-//! The conformance laws on the memory store: for policies, at given times and by its own clock, and for algorithms that
-//! are no policies.
+//! The conformance laws on the memory store: for built-in algorithms, at given times and by its own
+//! clock, and for algorithms of its own types.
 #![cfg(not(loom))]
 #![allow(clippy::expect_used, reason = "tests")]
 
@@ -9,7 +9,7 @@ use std::time::Duration;
 use ratelimit_core::algorithm::{FirstRequestState, Step};
 use ratelimit_core::store::{Batch, Check, Op};
 use ratelimit_core::{
-    Algorithm, FirstRequestWindow, Limit, ManualClock, Policy, Stack, SyncStore, Timestamp,
+    Algorithm, AnyAlgorithm, FirstRequestWindow, Limit, ManualClock, Stack, SyncStore, Timestamp,
 };
 use ratelimit_memory::MemoryStore;
 use ratelimit_testkit::{
@@ -32,13 +32,13 @@ trait Any: ratelimit_core::algorithm::InMemory {
     fn any() -> Self;
 }
 
-impl Any for Policy {
+impl Any for AnyAlgorithm {
     fn any() -> Self {
-        policy("fixed-window 1/s")
+        algorithm("fixed-window 1/s")
     }
 }
 
-impl Any for Stack<Policy> {
+impl Any for Stack<AnyAlgorithm> {
     fn any() -> Self {
         stack(["fixed-window 1/s"])
     }
@@ -83,52 +83,52 @@ impl<A: Any> Harness<A> for InMemory<A> {
     }
 }
 
-conformance!(memory, AlsoSync<InMemory<Policy>>);
+conformance!(memory, AlsoSync<InMemory<AnyAlgorithm>>);
 // Each request sets the clock, so that compact states lie in buckets.
-conformance!(memory_own_clock, ByOwnClock<AlsoSync<InMemory<Policy>>>);
+conformance!(memory_own_clock, ByOwnClock<AlsoSync<InMemory<AnyAlgorithm>>>);
 
 #[test]
 fn cases_that_failed_once() {
     for (property, case) in failed_once::cases() {
-        regression::<InMemory<Policy>>(property, &case);
+        regression::<InMemory<AnyAlgorithm>>(property, &case);
         // A clock that goes back finds expired states freed, which the algorithm alone does not know.
         let us = |line: &str| line.strip_prefix("at ")?.split(' ').next()?.parse::<u64>().ok();
         if property == Property::Agrees && case.lines().filter_map(us).is_sorted() {
-            regression::<ByOwnClock<InMemory<Policy>>>(property, &case);
+            regression::<ByOwnClock<InMemory<AnyAlgorithm>>>(property, &case);
         }
     }
 }
 
-fn policy(words: &str) -> Policy {
-    words.parse().expect("a policy")
+fn algorithm(words: &str) -> AnyAlgorithm {
+    words.parse().expect("an algorithm")
 }
 
-fn stack(limits: impl IntoIterator<Item = impl AsRef<str>>) -> Stack<Policy> {
-    Stack::new(limits.into_iter().map(|words| policy(words.as_ref()))).expect("a stack")
+fn stack(limits: impl IntoIterator<Item = impl AsRef<str>>) -> Stack<AnyAlgorithm> {
+    Stack::new(limits.into_iter().map(|words| algorithm(words.as_ref()))).expect("a stack")
 }
 
 algorithm_conformance!(
     stack_of_buckets,
-    Stack<Policy>,
+    Stack<AnyAlgorithm>,
     [
         stack(["gcra 10/s", "gcra 120/m burst 12"]),
         stack(["gcra 3/s burst 4", "gcra 1/s burst 9"]),
         stack(["gcra 3/s burst 4", "gcra 1/s burst 9", "gcra 7/5m"]),
         stack(["gcra 1/s"]),
     ],
-    on InMemory<Stack<Policy>>
+    on InMemory<Stack<AnyAlgorithm>>
 );
 
 algorithm_conformance!(
-    stack_of_policies,
-    Stack<Policy>,
+    stack_of_any,
+    Stack<AnyAlgorithm>,
     [
         stack(["gcra 3/s burst 4", "fixed-window 7/5m", "sliding-log 4/8us"]),
         stack(["first-request-window 3/s", "concurrency 3/30s"]),
         // More limits than are stepped without an allocation.
         stack((3..12).map(|count| format!("sliding-counter {count}/s"))),
     ],
-    on InMemory<Stack<Policy>>
+    on InMemory<Stack<AnyAlgorithm>>
 );
 
 /// An algorithm that says no more than it must, so that all else is as the traits provide it.

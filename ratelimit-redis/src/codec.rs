@@ -2,8 +2,8 @@
 
 use ratelimit_core::Timestamp;
 use ratelimit_core::algorithm::{
-    BucketedWindowState, ConcurrencyState, FirstRequestState, FixedWindowState, GcraState,
-    PolicyState, SlidingCounterState, SlidingLogState, WindowLogState,
+    AnyState, BucketedWindowState, ConcurrencyState, FirstRequestState, FixedWindowState,
+    GcraState, SlidingCounterState, SlidingLogState, WindowLogState,
 };
 
 mod numbers;
@@ -57,7 +57,7 @@ macro_rules! built_in {
             }
         )+
 
-        impl Codec for PolicyState {
+        impl Codec for AnyState {
             fn encode(&self) -> Vec<u8> {
                 match self {
                     $( Self::$variant(state) => state.encode(), )+
@@ -87,7 +87,7 @@ macro_rules! built_in {
     };
 }
 
-// `PolicyState` has a variant for each algorithm, so the compiler asks for its row.
+// `AnyState` has a variant for each algorithm, so the compiler asks for its row.
 built_in!(
     Gcra of GcraState as "gcra", newest |state| Some(state.timestamp),
     FixedWindow of FixedWindowState as "fixed-window", newest |state| Some(state.start),
@@ -144,7 +144,7 @@ mod tests {
         (0..=Timestamp::MAX.as_us()).prop_map(Timestamp::saturating_from_us)
     }
 
-    fn logs() -> impl Strategy<Value = PolicyState> {
+    fn logs() -> impl Strategy<Value = AnyState> {
         let entry = (timestamps(), any::<u64>(), vec(any::<u8>(), 0..9)).prop_map(
             |(timestamp, cost, metadata)| WindowEntry {
                 timestamp,
@@ -156,14 +156,14 @@ mod tests {
             .prop_map(|(start, entries)| WindowLogState { start, entries }.into())
     }
 
-    fn states() -> impl Strategy<Value = PolicyState> {
+    fn states() -> impl Strategy<Value = AnyState> {
         let lease =
             (timestamps(), any::<u64>()).prop_map(|(timestamp, cost)| LogEntry { timestamp, cost });
         let leases = vec(lease, 1..4).prop_map(|entries| ConcurrencyState { entries }.into());
         prop_oneof![logs(), leases]
     }
 
-    fn stacks() -> impl Strategy<Value = StackState<PolicyState>> {
+    fn stacks() -> impl Strategy<Value = StackState<AnyState>> {
         let stacked =
             (states(), timestamps()).prop_map(|(state, expires)| StackedState { state, expires });
         vec(prop::option::of(stacked), 0..4).prop_map(|states| StackState { states })
@@ -172,7 +172,7 @@ mod tests {
     proptest! {
         #[test]
         fn a_state_decodes_to_what_was_encoded(state in states(), stack in stacks()) {
-            prop_assert_eq!(PolicyState::decode(&state.encode()), Some(state));
+            prop_assert_eq!(AnyState::decode(&state.encode()), Some(state));
             let states = vec![Some(StackedState { state: stack, expires: Timestamp::ZERO }), None];
             let of_stacks = StackState { states };
             prop_assert_eq!(StackState::decode(&of_stacks.encode()), Some(of_stacks));
@@ -189,10 +189,10 @@ mod tests {
             cut in 0_usize..99,
         ) {
             let bytes = &whole[..whole.len().saturating_sub(cut)];
-            if let Some(read) = PolicyState::decode(bytes) {
-                prop_assert_eq!(PolicyState::decode(&read.encode()), Some(read));
+            if let Some(read) = AnyState::decode(bytes) {
+                prop_assert_eq!(AnyState::decode(&read.encode()), Some(read));
             }
-            if let Some(read) = StackState::<PolicyState>::decode(bytes) {
+            if let Some(read) = StackState::<AnyState>::decode(bytes) {
                 prop_assert_eq!(StackState::decode(&read.encode()), Some(read));
             }
         }

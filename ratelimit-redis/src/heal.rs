@@ -79,10 +79,10 @@ impl<M, C: Connection> RedisStore<M, C> {
     ///
     /// ```no_run
     /// # async fn example() -> Result<(), Box<dyn std::error::Error>> {
-    /// use ratelimit_core::{Limits, Policy};
+    /// use ratelimit_core::{Limits, AnyAlgorithm};
     /// use ratelimit_redis::{HealOptions, RedisStore};
     ///
-    /// let limits = Limits::<Policy>::new([ratelimit_core::Limit::new("api", "gcra 10/s".parse()?)?])?;
+    /// let limits = Limits::<AnyAlgorithm>::new([ratelimit_core::Limit::new("api", "gcra 10/s".parse()?)?])?;
     /// let store = RedisStore::connect("redis://127.0.0.1:6379").await?;
     /// let healed = store.heal(&limits, HealOptions::default()).await?;
     /// println!("{} of {} keys were locked", healed.states.len(), healed.keys);

@@ -5,7 +5,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use ratelimit_core::store::{Batch, Check, Op};
-use ratelimit_core::{Algorithm, Limit, Policy, ReservationId, Store};
+use ratelimit_core::{Algorithm, AnyAlgorithm, Limit, ReservationId, Store};
 
 use crate::connection::{Argument, Connection, Reply};
 use crate::error::{RedisError, Result, is_denied};
@@ -137,7 +137,7 @@ impl<M: Mode, C: Connection> RedisStore<M, C> {
     /// behind.
     async fn trial(&self, identifier: &str) -> Result<()> {
         for (name, limit) in M::TRIALS {
-            let limit = Limit::new(name, limit.parse::<Policy>()?)?;
+            let limit = Limit::new(name, limit.parse::<AnyAlgorithm>()?)?;
             let limit = if M::ONLY_ATTEMPTS { limit.count_attempts()? } else { limit };
             let check = Check { limit: &limit, key: identifier, cost: 1 };
             let batch = Batch::one(&check);

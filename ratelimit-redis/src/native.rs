@@ -4,11 +4,11 @@
 //! a log one per request. A charge adds cost to the newest entry or appends one after it.
 
 use ratelimit_core::algorithm::{
-    FirstRequestState, FixedWindowState, LogEntry, PolicyState, SlidingLogState, WindowEntry,
+    AnyState, FirstRequestState, FixedWindowState, LogEntry, SlidingLogState, WindowEntry,
     WindowLogState,
 };
 use ratelimit_core::{
-    Algorithm, FirstRequestWindow, FixedWindow, Policy, SlidingLog, Timestamp, WindowLog,
+    Algorithm, AnyAlgorithm, FirstRequestWindow, FixedWindow, SlidingLog, Timestamp, WindowLog,
 };
 
 /// An algorithm that a transaction can decide. A transaction charges whatever it reads, so its
@@ -178,23 +178,23 @@ impl MultiProgram for SlidingLog {
 }
 
 /// Implements it for the built-in algorithms that a transaction can decide.
-macro_rules! for_policy {
+macro_rules! for_any_algorithm {
     ($($variant:ident),+) => {
-        impl MultiProgram for Policy {
+        impl MultiProgram for AnyAlgorithm {
             fn native(&self) -> Option<Native> {
                 match self { $( Self::$variant(algorithm) => algorithm.native(), )+ _ => None }
             }
 
-            fn state(&self, entries: &[Entry]) -> Option<PolicyState> {
+            fn state(&self, entries: &[Entry]) -> Option<AnyState> {
                 match self {
                     $( Self::$variant(it) => MultiProgram::state(it, entries).map(Into::into), )+
                     _ => None,
                 }
             }
 
-            fn newest(&self, state: &PolicyState) -> Option<Entry> {
+            fn newest(&self, state: &AnyState) -> Option<Entry> {
                 match (self, state) {
-                    $( (Self::$variant(it), PolicyState::$variant(state)) => it.newest(state), )+
+                    $( (Self::$variant(it), AnyState::$variant(state)) => it.newest(state), )+
                     _ => None,
                 }
             }
@@ -202,7 +202,7 @@ macro_rules! for_policy {
     };
 }
 
-for_policy!(FixedWindow, FirstRequestWindow, WindowLog, SlidingLog);
+for_any_algorithm!(FixedWindow, FirstRequestWindow, WindowLog, SlidingLog);
 
 #[cfg(test)]
 mod tests {

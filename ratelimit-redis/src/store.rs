@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use ratelimit_core::algorithm::{KeepsEntries, WindowEntry, Write};
 use ratelimit_core::store::{Batch, EntryStore, Now, Reservation, Snapshot, decide};
-use ratelimit_core::{Algorithm, Limit, Policy, ReservationId, Store, Timestamp, Verdict};
+use ratelimit_core::{Algorithm, AnyAlgorithm, Limit, ReservationId, Store, Timestamp, Verdict};
 
 use crate::calls::SharedCalls;
 use crate::connection::{Argument, Connection, Peer, RedisConnection, Reply, TryAgain};
@@ -173,13 +173,13 @@ pub(crate) fn evalsha<'w>(keys: impl ExactSizeIterator<Item = &'w str>) -> Vec<A
 /// [`Multi`](crate::Multi). All modes decide alike; each keeps its own states.
 ///
 /// ```
-/// use ratelimit_core::{Limit, Policy, Store};
+/// use ratelimit_core::{Limit, AnyAlgorithm, Store};
 /// use ratelimit_core::store::{Batch, Check, Op};
 /// use ratelimit_redis::{Mode, RedisError, RedisStore};
 ///
-/// async fn reset<M: Mode<Policy>>(
+/// async fn reset<M: Mode<AnyAlgorithm>>(
 ///     store: &RedisStore<M>,
-///     limit: &Limit<Policy>,
+///     limit: &Limit<AnyAlgorithm>,
 ///     key: &str,
 /// ) -> Result<bool, RedisError> {
 ///     let was_there = store.state(limit, key).await?.is_some();
@@ -199,7 +199,7 @@ pub(crate) fn evalsha<'w>(keys: impl ExactSizeIterator<Item = &'w str>) -> Vec<A
 /// # Ok(())
 /// # }
 /// ```
-pub trait Mode<A: Algorithm = Policy>: Sealed + Sized {
+pub trait Mode<A: Algorithm = AnyAlgorithm>: Sealed + Sized {
     /// A part of a batch on one server.
     #[doc(hidden)]
     type InSlot<'s, C: Connection>: InSlot

@@ -5,7 +5,7 @@
 
 use std::sync::OnceLock;
 
-use ratelimit_core::algorithm::PolicyState;
+use ratelimit_core::algorithm::AnyState;
 use ratelimit_testkit::{Capability, Harness, conformance, limit_in_words, regression};
 
 #[path = "common/mod.rs"]
@@ -87,9 +87,9 @@ macro_rules! conformance_on {
             async fn state(
                 &self,
                 store: &Self::Store,
-                limit: &Limit<Policy>,
+                limit: &Limit<AnyAlgorithm>,
                 key: &str,
-            ) -> Option<PolicyState> {
+            ) -> Option<AnyState> {
                 store.state(limit, key).await.expect("a state, or none")
             }
 
@@ -131,8 +131,9 @@ mod by_fred {
 }
 
 #[cfg(feature = "redis")]
-fn is_decided_by_multi(policy: &str) -> bool {
-    RedisStore::<Multi>::supports(&Limits::new([limit_in_words("l", policy)]).expect("one")).is_ok()
+fn is_decided_by_multi(algorithm: &str) -> bool {
+    RedisStore::<Multi>::supports(&Limits::new([limit_in_words("l", algorithm)]).expect("one"))
+        .is_ok()
 }
 
 #[cfg(feature = "redis")]
@@ -146,8 +147,8 @@ fn cases_that_failed_once() {
         // What lies in several slots takes another way.
         regression::<ClusterLua>(property, &case);
         regression::<ClusterCas>(property, &case);
-        let mut policies = case.lines().filter_map(|line| Some(line.split_once(": ")?.1));
-        if policies.all(is_decided_by_multi) {
+        let mut algorithms = case.lines().filter_map(|line| Some(line.split_once(": ")?.1));
+        if algorithms.all(is_decided_by_multi) {
             regression::<StandaloneMulti>(property, &case);
         }
     }

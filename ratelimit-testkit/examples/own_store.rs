@@ -10,15 +10,15 @@ use std::sync::{Mutex, PoisonError};
 use ratelimit_core::algorithm::Write;
 use ratelimit_core::store::{Batch, Now, Reservation, States, decide};
 use ratelimit_core::{
-    Algorithm, Clock, ErrorKind, Gcra, Limit, Limits, Policy, RateLimiter, Refusal, ReservationId,
-    Store, StoreError, SyncStore, SystemClock, Timestamp, Verdict,
+    Algorithm, AnyAlgorithm, Clock, ErrorKind, Gcra, Limit, Limits, RateLimiter, Refusal,
+    ReservationId, Store, StoreError, SyncStore, SystemClock, Timestamp, Verdict,
 };
 
 /// A limit's state name and a caller's key. As a pair, so that no two pairs become one text.
 type Key = (String, String);
 
 /// States and reservations in maps, each with the time at which it expires.
-pub struct MapStore<A: Algorithm = Policy, C = SystemClock> {
+pub struct MapStore<A: Algorithm = AnyAlgorithm, C = SystemClock> {
     kept: Mutex<Kept<A::State>>,
     clock: C,
 }
@@ -162,7 +162,7 @@ mod tests {
     use std::time::Duration;
 
     use ratelimit_core::ManualClock;
-    use ratelimit_core::algorithm::PolicyState;
+    use ratelimit_core::algorithm::AnyState;
     use ratelimit_core::store::{Check, Op};
     use ratelimit_testkit::{
         AlsoSync, ByOwnClock, ConcurrentRun, Harness, StoreClock, conformance,
@@ -177,7 +177,7 @@ mod tests {
     struct Mine(ManualClock);
 
     impl Harness for Mine {
-        type Store = MapStore<Policy, ManualClock>;
+        type Store = MapStore<AnyAlgorithm, ManualClock>;
 
         // 3 instead of 4, because every call looks at all states.
         const SMALL_TRACE_REQUESTS: u32 = 3;
@@ -198,9 +198,9 @@ mod tests {
         async fn state(
             &self,
             store: &Self::Store,
-            limit: &Limit<Policy>,
+            limit: &Limit<AnyAlgorithm>,
             key: &str,
-        ) -> Option<PolicyState> {
+        ) -> Option<AnyState> {
             let kept = store.kept.lock().unwrap_or_else(PoisonError::into_inner);
             let key = (limit.state_name().to_owned(), key.to_owned());
             kept.states.get(&key).map(|(state, _)| state.clone())
@@ -225,7 +225,7 @@ mod tests {
 
     #[test]
     fn some_order_explains_the_answers_to_many_threads() -> Result<(), Box<dyn std::error::Error>> {
-        let gcra = Policy::from(Gcra::new("10/s".parse()?, 5)?);
+        let gcra = AnyAlgorithm::from(Gcra::new("10/s".parse()?, 5)?);
         let (limits, clock) = ([Limit::new("login", gcra)?], ManualClock::new(BEGIN));
         ConcurrentRun::new(&limits).run(&MapStore::new(clock.clone()), &clock)?;
         Ok(())

@@ -7,7 +7,7 @@
 
 use std::fmt;
 
-use ratelimit_core::{Algorithm, Policy, Timestamp};
+use ratelimit_core::{Algorithm, AnyAlgorithm, Timestamp};
 
 /// When something happened, as far as is known: no earlier and no later.
 type Between = [Timestamp; 2];
@@ -15,10 +15,10 @@ type Between = [Timestamp; 2];
 /// What was admitted of one limit for one key.
 ///
 /// ```
-/// use ratelimit_core::{Gcra, Policy, Timestamp};
+/// use ratelimit_core::{Gcra, AnyAlgorithm, Timestamp};
 /// use ratelimit_testkit::Admissions;
 ///
-/// let mut admissions = Admissions::new(Policy::from(Gcra::per_second(1).burst(2).build()?));
+/// let mut admissions = Admissions::new(AnyAlgorithm::from(Gcra::per_second(1).burst(2).build()?));
 /// let ms = |ms: u64| Timestamp::saturating_from_us(ms * 1_000);
 /// admissions.add([ms(0), ms(10)], 2);
 /// // It may have been decided when one had flowed back.
@@ -30,7 +30,7 @@ type Between = [Timestamp; 2];
 /// ```
 #[derive(Clone, Debug)]
 pub struct Admissions {
-    policy: Policy,
+    algorithm: AnyAlgorithm,
     admitted: Vec<(Between, u64)>,
     allowed: Vec<(Between, u64)>,
 }
@@ -41,9 +41,12 @@ impl Admissions {
     /// # Panics
     /// The limit counts leases, which end when they are released.
     #[must_use]
-    pub fn new(policy: Policy) -> Self {
-        assert!(!matches!(policy, Policy::Concurrency(_)), "{policy} bounds no interval");
-        Self { policy, admitted: Vec::new(), allowed: Vec::new() }
+    pub fn new(algorithm: AnyAlgorithm) -> Self {
+        assert!(
+            !matches!(algorithm, AnyAlgorithm::Concurrency(_)),
+            "{algorithm} bounds no interval"
+        );
+        Self { algorithm, admitted: Vec::new(), allowed: Vec::new() }
     }
 
     /// Adds a charge between two times: what an acquire asked for, or less if it was settled at less.
@@ -70,7 +73,7 @@ impl Admissions {
                 admitted += cost;
                 let bound = self.bound(begin, *end);
                 (admitted > bound).then_some(Excess {
-                    policy: self.policy,
+                    algorithm: self.algorithm,
                     begin,
                     end: *end,
                     admitted,
@@ -87,26 +90,28 @@ impl Admissions {
         let meets = |[first, last]: &Between| *first <= end && *last >= begin;
         let allowed = self.allowed.iter().filter(|(between, _)| meets(between));
         let allowed: u64 = allowed.map(|(_, cost)| cost).sum();
-        allowed.saturating_add(most_between(&self.policy, begin.as_us(), end.as_us()))
+        allowed.saturating_add(most_between(&self.algorithm, begin.as_us(), end.as_us()))
     }
 }
 
 /// The most that a limit admits between two times, both included, whatever came before.
-fn most_between(policy: &Policy, begin_us: u64, end_us: u64) -> u64 {
+fn most_between(algorithm: &AnyAlgorithm, begin_us: u64, end_us: u64) -> u64 {
     let length_us = end_us.saturating_sub(begin_us);
     let aligned = |window_us: u64| end_us / window_us - begin_us / window_us + 1;
-    let capacity = policy.capacity();
-    match policy {
-        Policy::Gcra(_) | Policy::TokenBucket(_) => {
-            let refill = crate::seeds::refill(policy);
+    let capacity = algorithm.capacity();
+    match algorithm {
+        AnyAlgorithm::Gcra(_) | AnyAlgorithm::TokenBucket(_) => {
+            let refill = crate::seeds::refill(algorithm);
             let rate = refill.rate();
             let refilled =
                 u128::from(rate.count()) * u128::from(length_us) / u128::from(rate.period_us());
             capacity.saturating_add(u64::try_from(refilled).unwrap_or(u64::MAX))
         }
-        Policy::FixedWindow(window) => aligned(window.window_us()).saturating_mul(capacity),
-        Policy::SlidingCounter(counter) => aligned(counter.window_us()).saturating_mul(capacity),
-        Policy::BucketedWindow(bucketed) => {
+        AnyAlgorithm::FixedWindow(window) => aligned(window.window_us()).saturating_mul(capacity),
+        AnyAlgorithm::SlidingCounter(counter) => {
+            aligned(counter.window_us()).saturating_mul(capacity)
+        }
+        AnyAlgorithm::BucketedWindow(bucketed) => {
             let buckets = aligned(bucketed.bucket_us());
             let most = bucketed.windows().iter().map(|window| {
                 let windows = buckets.div_ceil(window.span_us / bucketed.bucket_us());
@@ -115,7 +120,7 @@ fn most_between(policy: &Policy, begin_us: u64, end_us: u64) -> u64 {
             most.min().unwrap_or_default()
         }
         // Any window of this length holds no more than the capacity.
-        Policy::SlidingLog(log) => (length_us / log.window_us() + 1).saturating_mul(capacity),
+        AnyAlgorithm::SlidingLog(log) => (length_us / log.window_us() + 1).saturating_mul(capacity),
         // The first window may end, and the last may begin, inside the interval.
         other => (length_us / crate::seeds::full_us(other) + 2).saturating_mul(capacity),
     }
@@ -125,7 +130,7 @@ fn most_between(policy: &Policy, begin_us: u64, end_us: u64) -> u64 {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Excess {
     /// The limit.
-    pub policy: Policy,
+    pub algorithm: AnyAlgorithm,
     /// The interval's begin.
     pub begin: Timestamp,
     /// The interval's end.
@@ -138,10 +143,10 @@ pub struct Excess {
 
 impl fmt::Display for Excess {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { policy, begin, end, admitted, bound } = self;
+        let Self { algorithm, begin, end, admitted, bound } = self;
         write!(
             f,
-            "{policy}: admitted {admitted} from {begin} to {end}, where at most {bound} may be"
+            "{algorithm}: admitted {admitted} from {begin} to {end}, where at most {bound} may be"
         )
     }
 }

@@ -17,21 +17,21 @@ use crate::harness::{Harness, StoreClock};
 ///
 /// ```
 /// # use std::time::Duration;
-/// # use ratelimit_core::algorithm::PolicyState;
+/// # use ratelimit_core::algorithm::AnyState;
 /// # use ratelimit_core::store::Batch;
-/// # use ratelimit_core::{Limit, Policy, Refusal, Store, SyncStore, Verdict};
+/// # use ratelimit_core::{Limit, AnyAlgorithm, Refusal, Store, SyncStore, Verdict};
 /// # use ratelimit_testkit::{PureStore, StoreClock};
 /// use ratelimit_testkit::{AlsoSync, ByOwnClock, Harness, conformance};
 ///
 /// # struct MapStore(PureStore);
-/// # impl Store<Policy> for MapStore {
+/// # impl Store<AnyAlgorithm> for MapStore {
 /// #     type Error = Refusal;
-/// #     async fn apply(&self, batch: &Batch<'_, Policy>) -> Result<Verdict, Refusal> {
+/// #     async fn apply(&self, batch: &Batch<'_, AnyAlgorithm>) -> Result<Verdict, Refusal> {
 /// #         self.apply_now(batch)
 /// #     }
 /// # }
-/// impl SyncStore<Policy> for MapStore {
-/// #   fn apply_now(&self, batch: &Batch<'_, Policy>) -> Result<Verdict, Refusal> {
+/// impl SyncStore<AnyAlgorithm> for MapStore {
+/// #   fn apply_now(&self, batch: &Batch<'_, AnyAlgorithm>) -> Result<Verdict, Refusal> {
 /// #       self.0.decide(batch)
 /// #   }
 ///     // …
@@ -44,7 +44,7 @@ use crate::harness::{Harness, StoreClock};
 /// #   fn new() -> Self { Mine }
 /// #   fn store(&self) -> MapStore { MapStore(PureStore::new()) }
 /// #   fn clock(&self, store: &MapStore) -> StoreClock { store.0.clock().into() }
-/// #   async fn state(&self, store: &MapStore, limit: &Limit<Policy>, key: &str) -> Option<PolicyState> {
+/// #   async fn state(&self, store: &MapStore, limit: &Limit<AnyAlgorithm>, key: &str) -> Option<AnyState> {
 /// #       store.0.state(limit, key)
 /// #   }
 /// #   async fn leaks(&self, _: &MapStore, _within: Duration) -> Vec<String> { vec![] }

@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
-use ratelimit_core::algorithm::PolicyState;
+use ratelimit_core::algorithm::AnyState;
 use ratelimit_core::store::{Batch, Now, Op};
-use ratelimit_core::{Limit, Policy, Store, Verdict};
+use ratelimit_core::{AnyAlgorithm, Limit, Store, Verdict};
 
 use crate::capability::Capability;
 use crate::harness::{Harness, StoreClock};
@@ -17,8 +17,8 @@ use crate::harness::{Harness, StoreClock};
 ///
 /// ```
 /// # use std::time::Duration;
-/// # use ratelimit_core::{Limit, Policy};
-/// # use ratelimit_core::algorithm::PolicyState;
+/// # use ratelimit_core::{Limit, AnyAlgorithm};
+/// # use ratelimit_core::algorithm::AnyState;
 /// use ratelimit_testkit::{ByOwnClock, Harness, PureStore, StoreClock, conformance};
 ///
 /// struct Pure;
@@ -28,7 +28,7 @@ use crate::harness::{Harness, StoreClock};
 ///     fn new() -> Self { Pure }
 ///     fn store(&self) -> PureStore { PureStore::new() }
 ///     fn clock(&self, store: &PureStore) -> StoreClock { store.clock().into() }
-/// #     async fn state(&self, store: &PureStore, limit: &Limit<Policy>, key: &str) -> Option<PolicyState> {
+/// #     async fn state(&self, store: &PureStore, limit: &Limit<AnyAlgorithm>, key: &str) -> Option<AnyState> {
 /// #         store.state(limit, key)
 /// #     }
 /// #     async fn leaks(&self, _: &PureStore, _within: Duration) -> Vec<String> { vec![] }
@@ -48,10 +48,10 @@ pub struct AtOwnTime<S> {
     clock: StoreClock,
 }
 
-impl<S: Store<Policy>> Store<Policy> for AtOwnTime<S> {
+impl<S: Store<AnyAlgorithm>> Store<AnyAlgorithm> for AtOwnTime<S> {
     type Error = S::Error;
 
-    async fn apply(&self, batch: &Batch<'_, Policy>) -> Result<Verdict, S::Error> {
+    async fn apply(&self, batch: &Batch<'_, AnyAlgorithm>) -> Result<Verdict, S::Error> {
         let op = batch.operation();
         // Adopting that nothing remains charges everything.
         let nothing = op != Op::Adopt && batch.checks().iter().all(|check| check.cost == 0);
@@ -66,7 +66,7 @@ impl<S: Store<Policy>> Store<Policy> for AtOwnTime<S> {
         }
     }
 
-    fn server_of(&self, batch: &Batch<'_, Policy>) -> Option<u64> {
+    fn server_of(&self, batch: &Batch<'_, AnyAlgorithm>) -> Option<u64> {
         self.store.server_of(batch)
     }
 }
@@ -115,9 +115,9 @@ impl<H: Harness> Harness for ByOwnClock<H> {
     async fn state(
         &self,
         store: &Self::Store,
-        limit: &Limit<Policy>,
+        limit: &Limit<AnyAlgorithm>,
         key: &str,
-    ) -> Option<PolicyState> {
+    ) -> Option<AnyState> {
         self.0.state(&store.store, limit, key).await
     }
 

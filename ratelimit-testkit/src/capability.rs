@@ -1,7 +1,7 @@
 //! [`Capability`]: the optional operations of a store.
 
 use ratelimit_core::store::Op;
-use ratelimit_core::{Algorithm, Policy};
+use ratelimit_core::{Algorithm, AnyAlgorithm};
 
 use crate::harness::Harness;
 use crate::seeds::AlgorithmKind;
@@ -68,7 +68,7 @@ impl Capability {
     ];
 
     /// What a store has to be able to do to keep this limit.
-    pub(crate) fn needed_by(limit: &Instance<Policy>) -> [Self; 2] {
+    pub(crate) fn needed_by(limit: &Instance<AnyAlgorithm>) -> [Self; 2] {
         let counts = if limit.counts_attempts { Self::Attempts } else { Self::Admissions };
         [Self::Algorithm(AlgorithmKind::of(&limit.algorithm)), counts]
     }
@@ -119,7 +119,7 @@ impl Able {
     }
 
     /// Whether the store supports this limit.
-    pub(crate) fn can_keep(self, limit: &Instance<Policy>) -> bool {
+    pub(crate) fn can_keep(self, limit: &Instance<AnyAlgorithm>) -> bool {
         self.lacks(Capability::needed_by(limit)).is_none()
     }
 

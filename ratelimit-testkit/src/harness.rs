@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use futures_util::future::LocalBoxFuture;
 use ratelimit_core::store::Batch;
-use ratelimit_core::{Algorithm, Limit, ManualClock, Policy, Store, StoreError, Timestamp};
+use ratelimit_core::{Algorithm, AnyAlgorithm, Limit, ManualClock, Store, StoreError, Timestamp};
 
 use crate::capability::{Able, Capability};
 use crate::laws::Said;
@@ -25,7 +25,7 @@ use crate::laws::Said;
 /// - reports in [`leaks`](Self::leaks) every key under that prefix that has no time to live, or one longer than
 ///   `within`;
 /// - runs fewer cases, about 32, and small traces of 3 requests.
-pub trait Harness<A: Algorithm = Policy>: Sync {
+pub trait Harness<A: Algorithm = AnyAlgorithm>: Sync {
     /// The store under test.
     type Store: Store<A>;
 

@@ -10,9 +10,9 @@ pub(crate) mod kept;
 pub(crate) mod own_clock;
 pub(crate) mod small;
 
-use ratelimit_core::algorithm::PolicyState;
+use ratelimit_core::algorithm::AnyState;
 use ratelimit_core::store::Now;
-use ratelimit_core::{Algorithm, ErrorKind, Limit, Policy, Verdict};
+use ratelimit_core::{Algorithm, AnyAlgorithm, ErrorKind, Limit, Verdict};
 
 use crate::capability::{Able, Capability};
 use crate::harness::AnyStore;
@@ -34,19 +34,22 @@ pub(crate) type Both<A> = [Option<<A as Algorithm>::State>; 2];
 pub(crate) type Difference<A> = fn(&A, Both<A>) -> Option<[Option<String>; 2]>;
 
 /// How two states differ, as far as they matter to this limit.
-pub(crate) fn difference(policy: &Policy, states: Both<Policy>) -> Option<[Option<String>; 2]> {
+pub(crate) fn difference(
+    algorithm: &AnyAlgorithm,
+    states: Both<AnyAlgorithm>,
+) -> Option<[Option<String>; 2]> {
     if states[0] == states[1] {
         return None;
     }
-    let [got, due] = states.map(|state| shown(policy, state?));
+    let [got, due] = states.map(|state| shown(algorithm, state?));
     (got != due).then_some([got, due])
 }
 
 /// The text of a state as far as it matters to this limit: of a log the entries that had not expired when its newest entry was
 /// made. A store may keep more, or sweep it at leisure.
-fn shown(policy: &Policy, state: PolicyState) -> Option<String> {
-    match (policy, state) {
-        (Policy::SlidingLog(log), PolicyState::SlidingLog(mut state)) => {
+fn shown(algorithm: &AnyAlgorithm, state: AnyState) -> Option<String> {
+    match (algorithm, state) {
+        (AnyAlgorithm::SlidingLog(log), AnyState::SlidingLog(mut state)) => {
             let newest = state.entries.last()?.timestamp;
             let counts = |us: u64| us + log.window_us() > newest.as_us();
             state.entries.retain(|entry| counts(entry.timestamp.as_us()));

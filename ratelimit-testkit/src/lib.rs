@@ -6,8 +6,8 @@
 //!
 //! ```
 //! use std::time::Duration;
-//! use ratelimit_core::{Limit, Policy};
-//! use ratelimit_core::algorithm::PolicyState;
+//! use ratelimit_core::{Limit, AnyAlgorithm};
+//! use ratelimit_core::algorithm::AnyState;
 //! use ratelimit_testkit::{Harness, PureStore, StoreClock, conformance};
 //!
 //! struct Pure;
@@ -16,7 +16,7 @@
 //!     type Store = PureStore; // yours
 //!     fn new() -> Self { Pure }
 //!     fn store(&self) -> PureStore { PureStore::new() }
-//!     async fn state(&self, store: &PureStore, limit: &Limit<Policy>, key: &str) -> Option<PolicyState> {
+//!     async fn state(&self, store: &PureStore, limit: &Limit<AnyAlgorithm>, key: &str) -> Option<AnyState> {
 //!         store.state(limit, key)
 //!     }
 //!     async fn leaks(&self, _: &PureStore, _within: Duration) -> Vec<String> { vec![] }
@@ -33,15 +33,15 @@
 //!
 //! ```
 //! # use std::time::Duration;
-//! # use ratelimit_core::{Limit, Policy, Refusal, Store, Verdict};
-//! # use ratelimit_core::algorithm::PolicyState;
+//! # use ratelimit_core::{Limit, AnyAlgorithm, Refusal, Store, Verdict};
+//! # use ratelimit_core::algorithm::AnyState;
 //! # use ratelimit_core::store::{Batch, Op};
 //! # use ratelimit_testkit::{Harness, PureStore, StoreClock, conformance};
 //! use ratelimit_testkit::{Capability, AlgorithmKind};
 //! # struct NoRefund(PureStore);
-//! # impl Store<Policy> for NoRefund {
+//! # impl Store<AnyAlgorithm> for NoRefund {
 //! #     type Error = Refusal;
-//! #     async fn apply(&self, batch: &Batch<'_, Policy>) -> Result<Verdict, Refusal> {
+//! #     async fn apply(&self, batch: &Batch<'_, AnyAlgorithm>) -> Result<Verdict, Refusal> {
 //! #         let limit = batch.checks()[0].limit.name().to_owned();
 //! #         match batch.operation() {
 //! #             op @ Op::Refund => Err(Refusal::Unsupported { limit, op }),
@@ -56,7 +56,7 @@
 //! #   type Store = NoRefund;
 //! #   fn new() -> Self { Mine }
 //! #   fn store(&self) -> NoRefund { NoRefund(PureStore::new()) }
-//! #   async fn state(&self, store: &NoRefund, limit: &Limit<Policy>, key: &str) -> Option<PolicyState> {
+//! #   async fn state(&self, store: &NoRefund, limit: &Limit<AnyAlgorithm>, key: &str) -> Option<AnyState> {
 //! #       store.0.state(limit, key)
 //! #   }
 //! #   async fn leaks(&self, _: &NoRefund, _within: Duration) -> Vec<String> { vec![] }
@@ -118,8 +118,8 @@
 //!
 //! ```
 //! # use std::time::Duration;
-//! # use ratelimit_core::{Limit, Policy};
-//! # use ratelimit_core::algorithm::PolicyState;
+//! # use ratelimit_core::{Limit, AnyAlgorithm};
+//! # use ratelimit_core::algorithm::AnyState;
 //! # use ratelimit_testkit::{Harness, PureStore};
 //! use ratelimit_testkit::{Property, regression};
 //! # struct Mine;
@@ -127,7 +127,7 @@
 //! #     type Store = PureStore;
 //! #     fn new() -> Self { Mine }
 //! #     fn store(&self) -> PureStore { PureStore::new() }
-//! #     async fn state(&self, store: &PureStore, limit: &Limit<Policy>, key: &str) -> Option<PolicyState> {
+//! #     async fn state(&self, store: &PureStore, limit: &Limit<AnyAlgorithm>, key: &str) -> Option<AnyState> {
 //! #         store.state(limit, key)
 //! #     }
 //! #     async fn leaks(&self, _: &PureStore, _within: Duration) -> Vec<String> { vec![] }

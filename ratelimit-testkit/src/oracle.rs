@@ -11,8 +11,8 @@ use std::sync::{Mutex, PoisonError};
 use ratelimit_core::algorithm::{BucketWindow, Refill};
 use ratelimit_core::store::{Batch, Check, Now, Op};
 use ratelimit_core::{
-    Account as Owing, Algorithm, BucketedWindow, Clock, Decision, ManualClock, Policy, Refusal,
-    Store, Verdict,
+    Account as Owing, Algorithm, AnyAlgorithm, BucketedWindow, Clock, Decision, ManualClock,
+    Refusal, Store, Verdict,
 };
 
 use crate::seeds::{full_us, refill};
@@ -30,7 +30,7 @@ struct AccountChange {
 type KeyHistory = Vec<AccountChange>;
 
 /// What the store keeps for a key: its history, and the limit under which it was written.
-type Account = (Policy, KeyHistory);
+type Account = (AnyAlgorithm, KeyHistory);
 
 /// A [`Store`] that recomputes every answer from the whole history. Its own clock is set by hand and starts at
 /// the epoch.
@@ -56,19 +56,21 @@ impl NaiveStore {
 
 /// The number of parts that a unit of cost is divided into: one, or for buckets as many as make every refill a
 /// whole number of parts.
-fn parts_per_unit(policy: &Policy) -> i128 {
-    match policy {
-        Policy::Gcra(_) | Policy::TokenBucket(_) => refill(policy).token_units.into(),
+fn parts_per_unit(algorithm: &AnyAlgorithm) -> i128 {
+    match algorithm {
+        AnyAlgorithm::Gcra(_) | AnyAlgorithm::TokenBucket(_) => {
+            refill(algorithm).token_units.into()
+        }
         _ => 1,
     }
 }
 
-fn capacity(policy: &Policy) -> i128 {
-    i128::from(policy.capacity()) * parts_per_unit(policy)
+fn capacity(algorithm: &AnyAlgorithm) -> i128 {
+    i128::from(algorithm.capacity()) * parts_per_unit(algorithm)
 }
 
-fn debt(policy: &Policy) -> i128 {
-    i128::from(policy.debt()) * parts_per_unit(policy)
+fn debt(algorithm: &AnyAlgorithm) -> i128 {
+    i128::from(algorithm.debt()) * parts_per_unit(algorithm)
 }
 
 /// What these events have charged.
@@ -82,33 +84,35 @@ fn effective_us(history: &[AccountChange], now_us: u64) -> u64 {
 }
 
 /// The parts that a key has left at `now_us`; negative if it owes.
-fn left(policy: &Policy, history: &[AccountChange], now_us: u64) -> i128 {
+fn left(algorithm: &AnyAlgorithm, history: &[AccountChange], now_us: u64) -> i128 {
     let at_us = effective_us(history, now_us);
-    match policy {
-        Policy::Gcra(_) | Policy::TokenBucket(_) => in_bucket(refill(policy), history, at_us),
-        Policy::FixedWindow(fixed) => {
+    match algorithm {
+        AnyAlgorithm::Gcra(_) | AnyAlgorithm::TokenBucket(_) => {
+            in_bucket(refill(algorithm), history, at_us)
+        }
+        AnyAlgorithm::FixedWindow(fixed) => {
             let (mut counted, mut window) = (0, 0);
             let now = AccountChange { at_us, parts: 0 };
             for event in history.iter().chain([&now]) {
                 // Each window that begins pays as much as the limit.
                 let of_event = event.at_us / fixed.window_us();
-                let paid = i128::from(of_event - window) * capacity(policy);
+                let paid = i128::from(of_event - window) * capacity(algorithm);
                 counted = (counted - paid).max(0) + event.parts;
                 window = of_event;
             }
-            capacity(policy) - counted
+            capacity(algorithm) - counted
         }
-        Policy::FirstRequestWindow(_) | Policy::WindowLog(_) => {
-            capacity(policy) - sum(open_window(policy, history, now_us))
+        AnyAlgorithm::FirstRequestWindow(_) | AnyAlgorithm::WindowLog(_) => {
+            capacity(algorithm) - sum(open_window(algorithm, history, now_us))
         }
-        Policy::BucketedWindow(bucketed) => {
+        AnyAlgorithm::BucketedWindow(bucketed) => {
             let least = bucketed.windows().iter().map(|window| {
                 let counted = counted_in(bucketed, window.span_us, history, at_us);
                 i128::from(window.limit) - sum(&counted)
             });
             least.min().unwrap_or_default()
         }
-        Policy::SlidingCounter(counter) => {
+        AnyAlgorithm::SlidingCounter(counter) => {
             let (window_us, current) = (counter.window_us(), at_us / counter.window_us());
             let start_us = current * window_us;
             // A sliding counter only remembers when its window began; within the window the clock may go back.
@@ -118,12 +122,12 @@ fn left(policy: &Policy, history: &[AccountChange], now_us: u64) -> i128 {
             let before = current.checked_sub(1).map_or(0, of);
             let weighed = before * i128::from(overlap_us) / i128::from(window_us);
             // When the clock goes back within the window, more may count than the limit allows.
-            (capacity(policy) - weighed - of(current)).max(0)
+            (capacity(algorithm) - weighed - of(current)).max(0)
         }
-        Policy::SlidingLog(_) | Policy::Concurrency(_) => {
-            let window_us = full_us(policy);
+        AnyAlgorithm::SlidingLog(_) | AnyAlgorithm::Concurrency(_) => {
+            let window_us = full_us(algorithm);
             let counts = |event: &&AccountChange| event.at_us + window_us > at_us;
-            capacity(policy) - sum(history.iter().filter(counts))
+            capacity(algorithm) - sum(history.iter().filter(counts))
         }
     }
 }
@@ -142,34 +146,34 @@ fn counted_in(
 }
 
 /// The most that a refund can return.
-fn refundable(policy: &Policy, history: &[AccountChange], now_us: u64) -> i128 {
+fn refundable(algorithm: &AnyAlgorithm, history: &[AccountChange], now_us: u64) -> i128 {
     let at_us = effective_us(history, now_us);
-    match policy {
-        Policy::BucketedWindow(bucketed) => {
-            sum(&counted_in(bucketed, full_us(policy), history, at_us))
+    match algorithm {
+        AnyAlgorithm::BucketedWindow(bucketed) => {
+            sum(&counted_in(bucketed, full_us(algorithm), history, at_us))
         }
         // Refunds come from the current window only.
-        Policy::SlidingCounter(counter) => {
+        AnyAlgorithm::SlidingCounter(counter) => {
             let window_us = counter.window_us();
             let same = |event: &&AccountChange| event.at_us / window_us == at_us / window_us;
             sum(history.iter().filter(same))
         }
-        _ => capacity(policy) - left(policy, history, now_us),
+        _ => capacity(algorithm) - left(algorithm, history, now_us),
     }
 }
 
 /// Whether a key has its full capacity, as a new key.
-fn is_whole(policy: &Policy, history: &[AccountChange], now_us: u64) -> bool {
-    match policy {
+fn is_whole(algorithm: &AnyAlgorithm, history: &[AccountChange], now_us: u64) -> bool {
+    match algorithm {
         // The shortest window may be full again when a longer one is not.
-        Policy::BucketedWindow(_) => refundable(policy, history, now_us) == 0,
-        _ => left(policy, history, now_us) == capacity(policy),
+        AnyAlgorithm::BucketedWindow(_) => refundable(algorithm, history, now_us) == 0,
+        _ => left(algorithm, history, now_us) == capacity(algorithm),
     }
 }
 
 /// The limit that a decision reports: of several windows, the one with the least left.
-fn shown_limit(policy: &Policy, history: &[AccountChange], now_us: u64) -> u64 {
-    let Policy::BucketedWindow(bucketed) = policy else { return policy.capacity() };
+fn shown_limit(algorithm: &AnyAlgorithm, history: &[AccountChange], now_us: u64) -> u64 {
+    let AnyAlgorithm::BucketedWindow(bucketed) = algorithm else { return algorithm.capacity() };
     let at_us = effective_us(history, now_us);
     let left = |window: &&BucketWindow| {
         let counted = counted_in(bucketed, window.span_us, history, at_us);
@@ -215,34 +219,41 @@ fn last_window(history: &[AccountChange], window_us: u64) -> &[AccountChange] {
 /// The events of the window that contains a request, if windows begin with one; none if the last window has
 /// ended.
 fn open_window<'h>(
-    policy: &Policy,
+    algorithm: &AnyAlgorithm,
     history: &'h [AccountChange],
     now_us: u64,
 ) -> &'h [AccountChange] {
-    let window_us = full_us(policy);
+    let window_us = full_us(algorithm);
     let window = last_window(history, window_us);
     let ended = window.first().is_some_and(|begin| now_us >= begin.at_us + window_us);
     if ended { &[] } else { window }
 }
 
 /// The history after a charge of this many parts at `now_us`, or a refund if negative.
-fn changed(policy: &Policy, history: &[AccountChange], now_us: u64, parts: i128) -> KeyHistory {
+fn changed(
+    algorithm: &AnyAlgorithm,
+    history: &[AccountChange],
+    now_us: u64,
+    parts: i128,
+) -> KeyHistory {
     let mut history = history.to_vec();
     if parts == 0 {
         return history;
     }
-    let at_us = match policy {
+    let at_us = match algorithm {
         // Such a window only remembers when it began; requests from before fall into it.
-        Policy::FirstRequestWindow(_) | Policy::WindowLog(_) => now_us,
+        AnyAlgorithm::FirstRequestWindow(_) | AnyAlgorithm::WindowLog(_) => now_us,
         _ => effective_us(&history, now_us),
     };
-    let counted = match policy {
-        Policy::SlidingLog(_) | Policy::Concurrency(_) => {
-            let counts = |event: &&AccountChange| event.at_us + full_us(policy) > at_us;
+    let counted = match algorithm {
+        AnyAlgorithm::SlidingLog(_) | AnyAlgorithm::Concurrency(_) => {
+            let counts = |event: &&AccountChange| event.at_us + full_us(algorithm) > at_us;
             Some(history.iter().filter(counts).copied().collect())
         }
-        Policy::WindowLog(_) => Some(open_window(policy, &history, now_us).to_vec()),
-        Policy::BucketedWindow(of) => Some(counted_in(of, full_us(policy), &history, at_us)),
+        AnyAlgorithm::WindowLog(_) => Some(open_window(algorithm, &history, now_us).to_vec()),
+        AnyAlgorithm::BucketedWindow(of) => {
+            Some(counted_in(of, full_us(algorithm), &history, at_us))
+        }
         _ => None,
     };
     let takes_off_newest = counted.is_some();
@@ -253,7 +264,7 @@ fn changed(policy: &Policy, history: &[AccountChange], now_us: u64, parts: i128)
         take_off(&mut history, -parts, Newest);
     }
     // A key with its full capacity counts as a new key.
-    if is_whole(policy, &history, now_us) {
+    if is_whole(algorithm, &history, now_us) {
         history.clear();
     }
     history
@@ -294,25 +305,25 @@ fn first(limit: u64, reservations: impl Fn(u64) -> bool) -> Option<u64> {
 
 /// The decision of a limit with this history.
 fn decision_of(
-    policy: &Policy,
+    algorithm: &AnyAlgorithm,
     history: &[AccountChange],
     now_us: u64,
     cost: u64,
     fits: bool,
 ) -> Decision {
-    let whole = policy.capacity();
-    let per_unit = parts_per_unit(policy);
-    let left_after = |us: u64| left(policy, history, now_us + us);
+    let whole = algorithm.capacity();
+    let per_unit = parts_per_unit(algorithm);
+    let left_after = |us: u64| left(algorithm, history, now_us + us);
     // Everything is back at the latest one full recovery after the last change.
     let last_us = history.iter().map(|event| event.at_us).fold(now_us, u64::max);
-    let latest_us = last_us - now_us + full_us(policy);
+    let latest_us = last_us - now_us + full_us(algorithm);
     let wait = |parts| first(latest_us, |us| left_after(us) >= parts);
-    let whole_after = |us: u64| is_whole(policy, history, now_us + us);
+    let whole_after = |us: u64| is_whole(algorithm, history, now_us + us);
     let remaining = u64::try_from(left_after(0).max(0) / per_unit).expect("not below zero");
     Decision {
         allowed: fits,
         cost,
-        limit: shown_limit(policy, history, now_us),
+        limit: shown_limit(algorithm, history, now_us),
         remaining,
         retry_after_us: match fits {
             true => Some(0),
@@ -326,34 +337,39 @@ fn decision_of(
 
 /// The history of an account under this limit. If another limit wrote it, it counts as one charge, at the time of the last
 /// write, of what was used then, capped at the new capacity and debt.
-fn carried(account: Option<&Account>, policy: &Policy) -> KeyHistory {
+fn carried(account: Option<&Account>, algorithm: &AnyAlgorithm) -> KeyHistory {
     let Some((old, history)) = account else { return KeyHistory::new() };
-    if old == policy {
+    if old == algorithm {
         return history.clone();
     }
     let Some(last) = history.last() else { return KeyHistory::new() };
     let used = capacity(old) - left(old, history, last.at_us);
     let units = (used + parts_per_unit(old) - 1) / parts_per_unit(old);
-    let parts = (units * parts_per_unit(policy)).min(capacity(policy) + debt(policy));
+    let parts = (units * parts_per_unit(algorithm)).min(capacity(algorithm) + debt(algorithm));
     vec![AccountChange { at_us: last.at_us, parts }]
 }
 
 /// The history after an attempt that does not fit: it takes whatever is left, so the limit is full afterwards.
-fn filled(policy: &Policy, history: &[AccountChange], now_us: u64, cost: u64) -> KeyHistory {
-    let parts = i128::from(cost.min(policy.capacity()));
-    match policy {
-        Policy::SlidingCounter(_) => {
-            let current = refundable(policy, history, now_us);
-            changed(policy, history, now_us, parts.min(capacity(policy) - current))
+fn filled(
+    algorithm: &AnyAlgorithm,
+    history: &[AccountChange],
+    now_us: u64,
+    cost: u64,
+) -> KeyHistory {
+    let parts = i128::from(cost.min(algorithm.capacity()));
+    match algorithm {
+        AnyAlgorithm::SlidingCounter(_) => {
+            let current = refundable(algorithm, history, now_us);
+            changed(algorithm, history, now_us, parts.min(capacity(algorithm) - current))
         }
-        Policy::SlidingLog(_) => {
-            let mut history = changed(policy, history, now_us, parts);
-            let excess = sum(&history) - capacity(policy);
+        AnyAlgorithm::SlidingLog(_) => {
+            let mut history = changed(algorithm, history, now_us, parts);
+            let excess = sum(&history) - capacity(algorithm);
             take_off(&mut history, excess, Oldest);
             history
         }
-        Policy::BucketedWindow(bucketed) => {
-            let mut history = changed(policy, history, now_us, parts);
+        AnyAlgorithm::BucketedWindow(bucketed) => {
+            let mut history = changed(algorithm, history, now_us, parts);
             // The shortest window comes first: what it has dropped, no longer window counts.
             let mut windows = bucketed.windows().to_vec();
             windows.sort_by_key(|window| window.span_us);
@@ -367,71 +383,71 @@ fn filled(policy: &Policy, history: &[AccountChange], now_us: u64, cost: u64) ->
             }
             history
         }
-        _ => changed(policy, history, now_us, left(policy, history, now_us).max(0)),
+        _ => changed(algorithm, history, now_us, left(algorithm, history, now_us).max(0)),
     }
 }
 
 /// The decision of a limit, and its history afterwards.
 fn asked(
-    check: &Check<'_, Policy>,
+    check: &Check<'_, AnyAlgorithm>,
     op: Op,
     history: &[AccountChange],
     now_us: u64,
 ) -> (Decision, KeyHistory) {
-    let policy = check.limit.algorithm();
-    let cost = i128::from(check.cost) * parts_per_unit(policy);
-    let room = (left(policy, history, now_us) + debt(policy)).max(0);
-    let left = left(policy, history, now_us).max(0);
+    let algorithm = check.limit.algorithm();
+    let cost = i128::from(check.cost) * parts_per_unit(algorithm);
+    let room = (left(algorithm, history, now_us) + debt(algorithm)).max(0);
+    let left = left(algorithm, history, now_us).max(0);
     let parts = match op {
         Op::Acquire | Op::Peek if cost > left => {
             let history = if check.limit.counts_attempts() {
-                filled(policy, history, now_us, check.cost)
+                filled(algorithm, history, now_us, check.cost)
             } else {
                 history.to_vec()
             };
-            return (decision_of(policy, &history, now_us, check.cost, false), history);
+            return (decision_of(algorithm, &history, now_us, check.cost, false), history);
         }
         Op::Acquire | Op::Peek => cost,
         Op::Force => cost.min(room),
         // A decision tells whole units.
-        Op::Adopt => (left - left % parts_per_unit(policy) - cost).max(0),
-        Op::Refund => -cost.min(refundable(policy, history, now_us)),
+        Op::Adopt => (left - left % parts_per_unit(algorithm) - cost).max(0),
+        Op::Refund => -cost.min(refundable(algorithm, history, now_us)),
         Op::Reset => {
-            return (decision_of(policy, &[], now_us, check.cost, true), KeyHistory::new());
+            return (decision_of(algorithm, &[], now_us, check.cost, true), KeyHistory::new());
         }
         Op::Settle | Op::Renew | Op::Extend => unreachable!("the oracle has no reservations"),
     };
-    let history = changed(policy, history, now_us, parts);
-    (decision_of(policy, &history, now_us, check.cost, true), history)
+    let history = changed(algorithm, history, now_us, parts);
+    (decision_of(algorithm, &history, now_us, check.cost, true), history)
 }
 
 /// What is owed under a limit with this history, and what a request forgives that was made before the last change.
 fn account_of(
-    check: &Check<'_, Policy>,
+    check: &Check<'_, AnyAlgorithm>,
     op: Op,
     (before, after): (&[AccountChange], &[AccountChange]),
     now_us: u64,
 ) -> Owing {
-    let policy = check.limit.algorithm();
+    let algorithm = check.limit.algorithm();
     let in_units = |parts: i128| {
-        let units = (parts + parts_per_unit(policy) - 1) / parts_per_unit(policy);
+        let units = (parts + parts_per_unit(algorithm) - 1) / parts_per_unit(algorithm);
         u64::try_from(units.max(0)).expect("at most the cost")
     };
-    let has_debt = policy.debt() > 0;
+    let has_debt = algorithm.debt() > 0;
     // Without a debt nothing is owed: a key that has used more than a limit which was lowered has nothing left.
-    let before = left(policy, before, now_us);
-    let room = if has_debt { before + debt(policy) } else { before.max(0) };
+    let before = left(algorithm, before, now_us);
+    let room = if has_debt { before + debt(algorithm) } else { before.max(0) };
     let forgiven = match op {
-        Op::Force => in_units(i128::from(check.cost) * parts_per_unit(policy) - room),
+        Op::Force => in_units(i128::from(check.cost) * parts_per_unit(algorithm) - room),
         _ => 0,
     };
-    let owed = if has_debt { in_units(-left(policy, after, now_us)) } else { 0 };
+    let owed = if has_debt { in_units(-left(algorithm, after, now_us)) } else { 0 };
     Owing { owed, forgiven }
 }
 
 impl NaiveStore {
     /// Decides a batch.
-    pub fn decide(&self, batch: &Batch<'_, Policy>) -> Verdict {
+    pub fn decide(&self, batch: &Batch<'_, AnyAlgorithm>) -> Verdict {
         let op = batch.operation();
         let mut accounts = self.accounts.lock().unwrap_or_else(PoisonError::into_inner);
         let now_us = match batch.time() {
@@ -441,33 +457,39 @@ impl NaiveStore {
         let mut answers = Vec::new();
         for check in batch.checks() {
             let key = (check.limit.state_name().to_owned(), check.key.to_owned());
-            let policy = *check.limit.algorithm();
-            let before = carried(accounts.get(&key), &policy);
+            let algorithm = *check.limit.algorithm();
+            let before = carried(accounts.get(&key), &algorithm);
             let (decision, after) = asked(check, op, &before, now_us);
-            answers.push((key, policy, before, decision, after));
+            answers.push((key, algorithm, before, decision, after));
         }
         let all = answers.iter().all(|(.., decision, _)| decision.allowed);
         let (mut decisions, mut accounts_of) = (Vec::new(), Vec::new());
-        for (check, (key, policy, before, mut decision, after)) in
+        for (check, (key, algorithm, before, mut decision, after)) in
             batch.checks().iter().zip(answers)
         {
             if all || check.limit.counts_attempts() {
                 if !all && decision.allowed {
                     // The wait includes the charge of this very attempt.
-                    let cost = i128::from(check.cost) * parts_per_unit(&policy);
-                    let fits = cost <= left(&policy, &after, now_us).max(0);
-                    let again = decision_of(&policy, &after, now_us, check.cost, fits);
+                    let cost = i128::from(check.cost) * parts_per_unit(&algorithm);
+                    let fits = cost <= left(&algorithm, &after, now_us).max(0);
+                    let again = decision_of(&algorithm, &after, now_us, check.cost, fits);
                     decision.retry_after_us = again.retry_after_us;
                 }
                 accounts_of.push(account_of(check, op, (&before, &after), now_us));
                 if op != Op::Peek {
-                    accounts.insert(key, (policy, after));
+                    accounts.insert(key, (algorithm, after));
                 }
                 decisions.push(decision);
             } else {
                 // All or nothing: limits that would have admitted report what they have, uncharged.
                 accounts_of.push(account_of(check, op, (&before, &before), now_us));
-                decisions.push(decision_of(&policy, &before, now_us, check.cost, decision.allowed));
+                decisions.push(decision_of(
+                    &algorithm,
+                    &before,
+                    now_us,
+                    check.cost,
+                    decision.allowed,
+                ));
             }
         }
         Verdict::several(decisions).with_accounts(accounts_of.into_iter().enumerate())
@@ -475,10 +497,10 @@ impl NaiveStore {
 }
 
 /// The oracle knows no reservations and refuses requests with an id.
-impl Store<Policy> for NaiveStore {
+impl Store<AnyAlgorithm> for NaiveStore {
     type Error = Refusal;
 
-    async fn apply(&self, batch: &Batch<'_, Policy>) -> Result<Verdict, Refusal> {
+    async fn apply(&self, batch: &Batch<'_, AnyAlgorithm>) -> Result<Verdict, Refusal> {
         let op = batch.operation();
         match batch.checks().first() {
             Some(check) if batch.reservation_id().is_some() || op.needs_id() => {

@@ -7,7 +7,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use ratelimit_core::algorithm::Write;
 use ratelimit_core::store::{Batch, Check, Now, Reservation, States, decide};
 use ratelimit_core::{
-    Algorithm, Clock, Limit, ManualClock, Policy, Refusal, ReservationId, Store, Timestamp, Verdict,
+    Algorithm, AnyAlgorithm, Clock, Limit, ManualClock, Refusal, ReservationId, Store, Timestamp,
+    Verdict,
 };
 
 use crate::trace::TraceRequest;
@@ -18,7 +19,7 @@ type StateKey = (String, String);
 /// The smallest possible store, for any algorithm. Other stores must agree with it, field by field and state by
 /// state. Its own clock is set by hand and starts at the epoch. It never removes expired states.
 #[derive(Debug)]
-pub struct PureStore<A: Algorithm = Policy> {
+pub struct PureStore<A: Algorithm = AnyAlgorithm> {
     kept: Mutex<PureContents<A::State>>,
     clock: ManualClock,
 }
@@ -188,7 +189,7 @@ mod tests {
         let ran = same(2_000).run(&traces, |trace| {
             let store = PureStore::new();
             let is_known = |request: &TraceRequest| {
-                let is_live = |check: &Check<'_, Policy>| {
+                let is_live = |check: &Check<'_, AnyAlgorithm>| {
                     let life_us = check.limit.algorithm().reservation_us();
                     let known = store.reservation(check.limit, check.key, request.id?)?;
                     Some(known.is_live(request.at, life_us.unwrap_or(Reservation::LIFE_US)))

@@ -10,7 +10,8 @@ use proptest::test_runner::{TestCaseError, TestError};
 use ratelimit_core::algorithm::Quota as _;
 use ratelimit_core::store::Op;
 use ratelimit_core::{
-    Account, Decision, Limit, Limits, Policy, RateLimiter, Request, Store, StoreError as _, Verdict,
+    Account, AnyAlgorithm, Decision, Limit, Limits, RateLimiter, Request, Store, StoreError as _,
+    Verdict,
 };
 
 use crate::law::LawResult;
@@ -25,7 +26,7 @@ mod model;
 /// A store on which whole requests are tried: see [`try_requests`].
 pub trait RequestHarness {
     /// The store.
-    type Store: Store<Policy>;
+    type Store: Store<AnyAlgorithm>;
 
     /// The number of cases, of some dozen requests each.
     const CASES: u32;
@@ -35,7 +36,7 @@ pub trait RequestHarness {
 
     /// Whether the store can keep this limit. By default, all.
     #[must_use]
-    fn can_keep(limit: &Limit<Policy>) -> bool {
+    fn can_keep(limit: &Limit<AnyAlgorithm>) -> bool {
         let _ = limit;
         true
     }
@@ -55,7 +56,7 @@ pub trait RequestHarness {
         &self,
         limiter: &RateLimiter<Arc<Self::Store>>,
         asked: &AskedRequest,
-    ) -> impl Future<Output = Result<Verdict, <Self::Store as Store<Policy>>::Error>>;
+    ) -> impl Future<Output = Result<Verdict, <Self::Store as Store<AnyAlgorithm>>::Error>>;
 
     /// Looks at what the store keeps after the requests of callers with these identifiers.
     fn look(
@@ -179,9 +180,9 @@ fn agrees_by_name<S>(
         }
         let Some(got) = got else { continue };
         let own = limiter.limits().iter().find(|own| own.name() == limit.name);
-        let policy = own.expect("it is there").algorithm();
+        let algorithm = own.expect("it is there").algorithm();
         let window = got.window().map(|window| window.as_micros().try_into().unwrap_or(u64::MAX));
-        if window != policy.window_us(got.decision()) || got.rate() != policy.rate() {
+        if window != algorithm.window_us(got.decision()) || got.rate() != algorithm.rate() {
             return Err(format!("the quota of {:?} is another limit's", limit.name));
         }
     }
@@ -205,7 +206,10 @@ fn agrees_by_name<S>(
 
 impl AskedRequest {
     /// The request to a limiter, without its time.
-    pub fn to<'a, S>(&'a self, limiter: &'a RateLimiter<S>) -> Request<'a, S, Policy, TestCaller> {
+    pub fn to<'a, S>(
+        &'a self,
+        limiter: &'a RateLimiter<S>,
+    ) -> Request<'a, S, AnyAlgorithm, TestCaller> {
         let request = limiter.request(&self.caller).metadata(&self.metadata);
         let request = match self.costs.same() {
             Some(cost) => request.cost(cost),

@@ -7,8 +7,8 @@ use std::fmt;
 use std::rc::Rc;
 
 use ratelimit_core::{
-    Algorithm, BucketedWindow, Concurrency, ConfigError, FirstRequestWindow, FixedWindow, Gcra,
-    Policy, Rate, SlidingCounter, SlidingLog, TokenBucket, WindowLog,
+    Algorithm, AnyAlgorithm, BucketedWindow, Concurrency, ConfigError, FirstRequestWindow,
+    FixedWindow, Gcra, Rate, SlidingCounter, SlidingLog, TokenBucket, WindowLog,
 };
 
 use crate::capability::Able;
@@ -117,38 +117,38 @@ impl AlgorithmKind {
     pub const RESERVATIONS: [Self; 4] =
         [Self::Gcra, Self::TokenBucket, Self::FixedWindow, Self::Concurrency];
 
-    /// The algorithm of a policy.
+    /// The kind of an algorithm.
     #[must_use]
-    pub const fn of(policy: &Policy) -> Self {
-        match policy {
-            Policy::Gcra(_) => Self::Gcra,
-            Policy::TokenBucket(_) => Self::TokenBucket,
-            Policy::FixedWindow(_) => Self::FixedWindow,
-            Policy::FirstRequestWindow(_) => Self::FirstRequestWindow,
-            Policy::BucketedWindow(_) => Self::BucketedWindow,
-            Policy::SlidingCounter(_) => Self::SlidingCounter,
-            Policy::WindowLog(_) => Self::WindowLog,
-            Policy::SlidingLog(_) => Self::SlidingLog,
-            Policy::Concurrency(_) => Self::Concurrency,
+    pub const fn of(algorithm: &AnyAlgorithm) -> Self {
+        match algorithm {
+            AnyAlgorithm::Gcra(_) => Self::Gcra,
+            AnyAlgorithm::TokenBucket(_) => Self::TokenBucket,
+            AnyAlgorithm::FixedWindow(_) => Self::FixedWindow,
+            AnyAlgorithm::FirstRequestWindow(_) => Self::FirstRequestWindow,
+            AnyAlgorithm::BucketedWindow(_) => Self::BucketedWindow,
+            AnyAlgorithm::SlidingCounter(_) => Self::SlidingCounter,
+            AnyAlgorithm::WindowLog(_) => Self::WindowLog,
+            AnyAlgorithm::SlidingLog(_) => Self::SlidingLog,
+            AnyAlgorithm::Concurrency(_) => Self::Concurrency,
         }
     }
 
-    /// A policy of this algorithm at this rate; algorithms without a burst ignore it.
+    /// An algorithm of this kind at this rate; one without a burst ignores it.
     ///
     /// # Panics
     /// If the numbers do not form a valid limit.
     #[must_use]
-    pub fn policy(self, rate: Rate, burst: u64) -> Policy {
+    pub fn algorithm(self, rate: Rate, burst: u64) -> AnyAlgorithm {
         match self {
-            Self::Gcra => Gcra::new(rate, burst).map(Policy::from),
-            Self::TokenBucket => TokenBucket::new(rate, burst).map(Policy::from),
-            Self::FixedWindow => FixedWindow::new(rate).map(Policy::from),
-            Self::FirstRequestWindow => FirstRequestWindow::new(rate).map(Policy::from),
-            Self::BucketedWindow => bucketed(rate).map(Policy::from),
-            Self::SlidingCounter => SlidingCounter::new(rate).map(Policy::from),
-            Self::WindowLog => WindowLog::new(rate).map(Policy::from),
-            Self::SlidingLog => SlidingLog::new(rate).map(Policy::from),
-            Self::Concurrency => Concurrency::new(rate).map(Policy::from),
+            Self::Gcra => Gcra::new(rate, burst).map(AnyAlgorithm::from),
+            Self::TokenBucket => TokenBucket::new(rate, burst).map(AnyAlgorithm::from),
+            Self::FixedWindow => FixedWindow::new(rate).map(AnyAlgorithm::from),
+            Self::FirstRequestWindow => FirstRequestWindow::new(rate).map(AnyAlgorithm::from),
+            Self::BucketedWindow => bucketed(rate).map(AnyAlgorithm::from),
+            Self::SlidingCounter => SlidingCounter::new(rate).map(AnyAlgorithm::from),
+            Self::WindowLog => WindowLog::new(rate).map(AnyAlgorithm::from),
+            Self::SlidingLog => SlidingLog::new(rate).map(AnyAlgorithm::from),
+            Self::Concurrency => Concurrency::new(rate).map(AnyAlgorithm::from),
         }
         .expect("the seed table holds only limits that can be built")
     }
@@ -156,7 +156,7 @@ impl AlgorithmKind {
     /// The algorithm's name in a policy document.
     #[must_use]
     pub fn name(self) -> &'static str {
-        self.policy(rate(1, 1_000_000), 1).name()
+        self.algorithm(rate(1, 1_000_000), 1).name()
     }
 
     /// Whether the algorithm refills continuously and has a burst.
@@ -167,43 +167,46 @@ impl AlgorithmKind {
 
     /// The algorithm's seed limits.
     #[must_use]
-    pub fn seeds(self) -> Vec<Policy> {
+    pub fn seeds(self) -> Vec<AnyAlgorithm> {
         let mut seeds = self.of_rates(BUCKETS, WINDOWS);
         seeds.extend(self.owing(&OWING));
         seeds
     }
 
     /// Those of these limits that are of this algorithm.
-    fn owing(self, words: &[&str]) -> impl Iterator<Item = Policy> {
-        let policies = words.iter().map(|words| words.parse().expect("only limits stand there"));
-        policies.filter(move |policy| Self::of(policy) == self)
+    fn owing(self, words: &[&str]) -> impl Iterator<Item = AnyAlgorithm> {
+        let algorithms = words.iter().map(|words| words.parse().expect("only limits stand there"));
+        algorithms.filter(move |algorithm| Self::of(algorithm) == self)
     }
 
     /// Limits of these rates and bursts, or of these rates if the algorithm has no burst.
-    fn of_rates(self, buckets: &[(&str, u64)], windows: &[&str]) -> Vec<Policy> {
+    fn of_rates(self, buckets: &[(&str, u64)], windows: &[&str]) -> Vec<AnyAlgorithm> {
         if self.is_bucket() {
-            return buckets.iter().map(|(rate, burst)| self.policy(parsed(rate), *burst)).collect();
+            return buckets
+                .iter()
+                .map(|(rate, burst)| self.algorithm(parsed(rate), *burst))
+                .collect();
         }
         let bounded = matches!(self, Self::WindowLog | Self::Concurrency);
         let rates = windows.iter().map(|rate| parsed(rate));
         let rates = rates.filter(|rate| !bounded || rate.count() <= 10_000);
-        rates.map(|rate| self.policy(rate, 0)).collect()
+        rates.map(|rate| self.algorithm(rate, 0)).collect()
     }
 
     /// Limits that do not refill during a test, whenever it begins, unless a window ends.
-    pub(crate) fn slow(self) -> Vec<Policy> {
+    pub(crate) fn slow(self) -> Vec<AnyAlgorithm> {
         self.of_rates(SLOW_BUCKETS, SLOW_WINDOWS)
     }
 
     /// The smallest limits, whose traces can be enumerated: capacities of 1 to 3 and times of a few
     /// microseconds.
-    pub(crate) fn tiny(self) -> Vec<Policy> {
+    pub(crate) fn tiny(self) -> Vec<AnyAlgorithm> {
         let plain = (1..=3).flat_map(|capacity| {
             if self.is_bucket() {
                 // One rate is below a unit per microsecond and one above; neither is whole.
-                [(2, 3), (3, 2)].map(|(count, us)| self.policy(rate(count, us), capacity))
+                [(2, 3), (3, 2)].map(|(count, us)| self.algorithm(rate(count, us), capacity))
             } else {
-                [2, 3].map(|us| self.policy(rate(capacity, us), 0))
+                [2, 3].map(|us| self.algorithm(rate(capacity, us), 0))
             }
         });
         plain.chain(self.owing(&TINY_OWING)).collect()
@@ -274,18 +277,18 @@ impl Scope {
     fn made(
         self,
         able: Able,
-        make: impl Fn(AlgorithmKind) -> Vec<Policy>,
-    ) -> Vec<Instance<Policy>> {
+        make: impl Fn(AlgorithmKind) -> Vec<AnyAlgorithm>,
+    ) -> Vec<Instance<AnyAlgorithm>> {
         let single = |scope: &Self| match *scope {
             Self::One(kind) => make(kind).into_iter().map(Instance::from).collect(),
             Self::Attempts(kind) => {
-                let plain = make(kind).into_iter().filter(|policy| policy.debt() == 0);
-                plain.map(|policy| Instance::from(policy).count_attempts()).collect()
+                let plain = make(kind).into_iter().filter(|algorithm| algorithm.debt() == 0);
+                plain.map(|algorithm| Instance::from(algorithm).count_attempts()).collect()
             }
             // Of all others a few, which refuse a reservation.
             Self::Mixed | Self::Reservations => Vec::new(),
         };
-        let mut policies: Vec<_> = match self {
+        let mut instances: Vec<_> = match self {
             Self::One(_) | Self::Attempts(_) => single(&self),
             Self::Mixed => Self::singles().iter().flat_map(single).collect(),
             Self::Reservations => {
@@ -294,11 +297,15 @@ impl Scope {
                 AlgorithmKind::RESERVATIONS.iter().flat_map(of).chain(others).collect()
             }
         };
-        policies.retain(|policy| able.can_keep(policy));
-        policies
+        instances.retain(|instance| able.can_keep(instance));
+        instances
     }
 
-    fn pool_of(self, able: Able, make: fn(AlgorithmKind) -> Vec<Policy>) -> Pool<Policy> {
+    fn pool_of(
+        self,
+        able: Able,
+        make: fn(AlgorithmKind) -> Vec<AnyAlgorithm>,
+    ) -> Pool<AnyAlgorithm> {
         let some = match self {
             Self::One(_) | Self::Attempts(_) => [1, 1],
             Self::Mixed => [2, 4],
@@ -318,53 +325,53 @@ impl Scope {
     }
 
     /// The limits on which the laws are tried.
-    pub(crate) fn pool(self, able: Able) -> Pool<Policy> {
+    pub(crate) fn pool(self, able: Able) -> Pool<AnyAlgorithm> {
         self.pool_of(able, AlgorithmKind::seeds)
     }
 
     /// Limits that do not refill during a test.
-    pub(crate) fn slow(self, able: Able) -> Pool<Policy> {
+    pub(crate) fn slow(self, able: Able) -> Pool<AnyAlgorithm> {
         self.pool_of(able, AlgorithmKind::slow)
     }
 
     /// The smallest limits, whose traces can be enumerated.
-    pub(crate) fn tiny(self, able: Able) -> Vec<Instance<Policy>> {
+    pub(crate) fn tiny(self, able: Able) -> Vec<Instance<AnyAlgorithm>> {
         self.made(able, AlgorithmKind::tiny)
     }
 
     /// The limits with this rate.
-    pub(crate) fn at_rate(self, rate: Rate, burst: u64) -> Vec<Instance<Policy>> {
-        self.made(Able::ALL, |kind| vec![kind.policy(rate, burst)])
+    pub(crate) fn at_rate(self, rate: Rate, burst: u64) -> Vec<Instance<AnyAlgorithm>> {
+        self.made(Able::ALL, |kind| vec![kind.algorithm(rate, burst)])
     }
 }
 
 /// The longest time from the deepest debt, or from empty, until everything fits.
-pub(crate) fn full_us(policy: &Policy) -> u64 {
-    match policy {
-        Policy::Gcra(_) | Policy::TokenBucket(_) => {
-            let refill = refill(policy);
+pub(crate) fn full_us(algorithm: &AnyAlgorithm) -> u64 {
+    match algorithm {
+        AnyAlgorithm::Gcra(_) | AnyAlgorithm::TokenBucket(_) => {
+            let refill = refill(algorithm);
             refill.ticks_for(refill.most_units()) * refill.tick_us
         }
-        Policy::FixedWindow(fixed) => {
+        AnyAlgorithm::FixedWindow(fixed) => {
             (fixed.capacity() + fixed.debt()).div_ceil(fixed.capacity()) * fixed.window_us()
         }
-        Policy::FirstRequestWindow(first) => first.window_us(),
-        Policy::BucketedWindow(bucketed) => {
+        AnyAlgorithm::FirstRequestWindow(first) => first.window_us(),
+        AnyAlgorithm::BucketedWindow(bucketed) => {
             bucketed.windows().iter().map(|window| window.span_us).max().unwrap_or_default()
         }
         // A charge at the beginning of a window fades until the end of the next one.
-        Policy::SlidingCounter(counter) => 2 * counter.window_us(),
-        Policy::WindowLog(log) => log.window_us(),
-        Policy::SlidingLog(log) => log.window_us(),
-        Policy::Concurrency(leases) => leases.lease_us(),
+        AnyAlgorithm::SlidingCounter(counter) => 2 * counter.window_us(),
+        AnyAlgorithm::WindowLog(log) => log.window_us(),
+        AnyAlgorithm::SlidingLog(log) => log.window_us(),
+        AnyAlgorithm::Concurrency(leases) => leases.lease_us(),
     }
 }
 
 /// The rate of a bucket, in whole numbers.
-pub(crate) fn refill(policy: &Policy) -> &ratelimit_core::algorithm::Refill {
-    match policy {
-        Policy::Gcra(gcra) => gcra.refill(),
-        Policy::TokenBucket(bucket) => bucket.refill(),
+pub(crate) fn refill(algorithm: &AnyAlgorithm) -> &ratelimit_core::algorithm::Refill {
+    match algorithm {
+        AnyAlgorithm::Gcra(gcra) => gcra.refill(),
+        AnyAlgorithm::TokenBucket(bucket) => bucket.refill(),
         other => panic!("{other} does not refill"),
     }
 }

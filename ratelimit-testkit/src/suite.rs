@@ -6,7 +6,7 @@ use proptest::strategy::BoxedStrategy;
 use proptest::test_runner::{
     Config, FileFailurePersistence, RngAlgorithm, TestCaseError, TestError, TestRng, TestRunner,
 };
-use ratelimit_core::{Algorithm, Policy};
+use ratelimit_core::{Algorithm, AnyAlgorithm};
 
 use crate::algorithm::AlgorithmHarness;
 use crate::capability::{Able, Capability};
@@ -154,7 +154,7 @@ pub fn test<H: Harness + 'static>(
     name: &'static str,
     regressions: &'static str,
 ) {
-    let able = Able::of::<Policy, H>();
+    let able = Able::of::<AnyAlgorithm, H>();
     let all = scopes.iter().flat_map(|scope| properties.iter().map(|property| (*property, *scope)));
     let lacking = |(property, scope): &(Property, Scope)| property.lacks(*scope, able);
     let (tried, skipped): (Vec<_>, Vec<_>) = all.partition(|each| lacking(each).is_none());
@@ -171,7 +171,7 @@ pub fn test<H: Harness + 'static>(
     guard::run(move || {
         for (property, scope) in tried {
             let cases = Cases::Drawn(TestRunner::new(config(cases, regressions)).into());
-            if let Err(failure) = try_on_policies(&H::new(), property, scope, cases) {
+            if let Err(failure) = try_on_any_algorithm(&H::new(), property, scope, cases) {
                 panic!("{scope:?}: {failure}\n(kept in {regressions})");
             }
         }
@@ -185,8 +185,8 @@ pub fn test<H: Harness + 'static>(
 ///
 /// ```
 /// # use std::time::Duration;
-/// # use ratelimit_core::{Limit, Policy};
-/// # use ratelimit_core::algorithm::PolicyState;
+/// # use ratelimit_core::{Limit, AnyAlgorithm};
+/// # use ratelimit_core::algorithm::AnyState;
 /// # use ratelimit_testkit::{Harness, PureStore};
 /// use ratelimit_testkit::{Property, regression};
 /// # struct Mine;
@@ -194,7 +194,7 @@ pub fn test<H: Harness + 'static>(
 /// #     type Store = PureStore;
 /// #     fn new() -> Self { Mine }
 /// #     fn store(&self) -> PureStore { PureStore::new() }
-/// #     async fn state(&self, store: &PureStore, limit: &Limit<Policy>, key: &str) -> Option<PolicyState> {
+/// #     async fn state(&self, store: &PureStore, limit: &Limit<AnyAlgorithm>, key: &str) -> Option<AnyState> {
 /// #         store.state(limit, key)
 /// #     }
 /// #     async fn leaks(&self, _: &PureStore, _within: Duration) -> Vec<String> { vec![] }
@@ -211,7 +211,9 @@ pub fn test<H: Harness + 'static>(
 /// If the property does not hold for the case, or if the text is not a case of the property.
 pub fn regression<H: Harness>(property: Property, case: &str) {
     // The scope only matters for generated cases, of which there are none.
-    if let Err(failure) = try_on_policies(&H::new(), property, Scope::Mixed, Cases::Given(case)) {
+    if let Err(failure) =
+        try_on_any_algorithm(&H::new(), property, Scope::Mixed, Cases::Given(case))
+    {
         panic!("{failure}");
     }
 }
@@ -229,12 +231,12 @@ pub fn try_same<H: Harness>(
     if property.lacks(scope, harness.able()).is_some() {
         return Ok(());
     }
-    try_on_policies(harness, property, scope, Cases::Drawn(same(cases).into()))
+    try_on_any_algorithm(harness, property, scope, Cases::Drawn(same(cases).into()))
 }
 
-/// Tries a property of a store of policies. Not generic: compiled once, in this crate.
-fn try_on_policies(
-    harness: &dyn AnyHarness<Policy>,
+/// Tries a property of a store of instances. Not generic: compiled once, in this crate.
+fn try_on_any_algorithm(
+    harness: &dyn AnyHarness<AnyAlgorithm>,
     property: Property,
     scope: Scope,
     cases: Cases<'_>,
@@ -242,7 +244,7 @@ fn try_on_policies(
     let pool = scope.pool(harness.able());
     let named = Box::new(|text: &str| text.parse().map_err(|error| format!("{error}")));
     LawTrial { harness, property, pool, difference: Some(difference), named }
-        .run_on_policies(scope, cases)
+        .run_on_any_algorithm(scope, cases)
 }
 
 /// Tries a property of a store that keeps limits of any algorithm, on cases that the runner generates.
@@ -308,9 +310,9 @@ struct LawTrial<'h, A: Algorithm> {
     named: ReadLimit<A>,
 }
 
-impl LawTrial<'_, Policy> {
-    /// The properties of a store of policies, on the limits that suit each.
-    fn run_on_policies(mut self, scope: Scope, cases: Cases<'_>) -> CaseResult {
+impl LawTrial<'_, AnyAlgorithm> {
+    /// The properties of a store of instances, on the limits that suit each.
+    fn run_on_any_algorithm(mut self, scope: Scope, cases: Cases<'_>) -> CaseResult {
         let (able, drawn) = (self.pool.able, matches!(cases, Cases::Drawn(_)));
         if drawn && self.property == Property::AgreesAfterAChange {
             for pair in pairs_in_turn(scope, able) {
@@ -355,9 +357,9 @@ impl LawTrial<'_, Policy> {
             }
             Property::DecidesByItsOwnClock if drawn => {
                 let at = |us: u64| -> Vec<_> {
-                    let policies = scope.at_rate(rate(3, us), 3).into_iter().enumerate();
-                    let kept = policies.filter(|(_, policy)| able.can_keep(policy));
-                    kept.map(|(n, policy)| limit(&format!("{us}-{n}"), policy)).collect()
+                    let instances = scope.at_rate(rate(3, us), 3).into_iter().enumerate();
+                    let kept = instances.filter(|(_, instance)| able.can_keep(instance));
+                    kept.map(|(n, instance)| limit(&format!("{us}-{n}"), instance)).collect()
                 };
                 let (long, short) = (at(3_600_000_000), at(SHORT_US));
                 self.awaited(async |subject| {
@@ -379,20 +381,20 @@ impl LawTrial<'_, Policy> {
             }
             Property::KeepsWhatMatters if drawn && scope.is_single() => {
                 for (us, reserves) in [(3_600_000_000, false), (SHORT_US, true)] {
-                    let policy = &scope.at_rate(rate(3, us), 3)[0];
+                    let instance = &scope.at_rate(rate(3, us), 3)[0];
                     let reserves = reserves && able.can(Capability::Reservations);
                     self.awaited(async |subject| {
-                        nothing_vanishes(subject, policy.clone(), reserves).await
+                        nothing_vanishes(subject, instance.clone(), reserves).await
                     })?;
                 }
                 self.run(cases)
             }
             Property::IdentifiersNeverMeet => {
-                let policies = scope.at_rate(rate(2, 3_600_000_000), 2);
-                let policy = policies.into_iter().find(|policy| able.can_keep(policy));
-                let policy =
-                    policy.expect("a scope of which the store can keep nothing is not tried");
-                self.awaited(async |subject| two_identifiers_never_meet(subject, policy).await)
+                let instances = scope.at_rate(rate(2, 3_600_000_000), 2);
+                let instance = instances.into_iter().find(|instance| able.can_keep(instance));
+                let instance =
+                    instance.expect("a scope of which the store can keep nothing is not tried");
+                self.awaited(async |subject| two_identifiers_never_meet(subject, instance).await)
             }
             Property::ItCanDoWhatItClaims => {
                 self.awaited(async |subject| it_can_do_what_it_claims(subject, scope).await)
@@ -408,7 +410,7 @@ impl<A: Algorithm + 'static> LawTrial<'_, A> {
         match self.property {
             Property::Agrees => self.on(cases, TraceShape::ANY, agrees),
             Property::AgreesAfterAChange => {
-                // So many policies there are that chance finds such changes.
+                // So many instances there are that chance finds such changes.
                 if self.difference.is_none() {
                     self.on_each(&self.pool.full_ones_changed(), agrees)?;
                 }

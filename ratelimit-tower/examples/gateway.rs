@@ -27,7 +27,7 @@ use http::request::Parts;
 use http_body::Frame;
 use http_body_util::{BodyExt, Empty};
 use hyper_util::rt::TokioIo;
-use ratelimit_core::{Clock, ConfigError, Gcra, LimitCosts, Limits, Policy, RateLimiter};
+use ratelimit_core::{AnyAlgorithm, Clock, ConfigError, Gcra, LimitCosts, Limits, RateLimiter};
 use ratelimit_memory::MemoryStore;
 use ratelimit_tower::{Charge, ClientAddress, Fields, Hold, Meter, ModelFields, RateLimitLayer};
 use tokio::net::{TcpListener, TcpStream};
@@ -36,11 +36,11 @@ use tokio::sync::mpsc;
 /// How much output is reserved at first, and each time that a stream goes on.
 const STEP: u64 = 256;
 
-type Limiter<C> = Arc<RateLimiter<MemoryStore<Policy, C>>>;
+type Limiter<C> = Arc<RateLimiter<MemoryStore<AnyAlgorithm, C>>>;
 type BoxError = Box<dyn Error + Send + Sync>;
 
 /// Budgets of a minute. What the last stream used beyond its reservation is owed.
-fn limiter<C: Clock>(store: MemoryStore<Policy, C>) -> Result<Limiter<C>, ConfigError> {
+fn limiter<C: Clock>(store: MemoryStore<AnyAlgorithm, C>) -> Result<Limiter<C>, ConfigError> {
     let limits = Limits::builder()
         .limit("input-tokens", Gcra::per_minute(40_000).debt(4_000))
         .by(["ip"])

@@ -17,7 +17,7 @@ use axum::routing::{get, post};
 use http::header::{HeaderName, HeaderValue};
 use http::{Request, Response, StatusCode};
 use ratelimit_core::{
-    Concurrency, ConfigError, FixedWindow, Gcra, Limits, Policy, RateLimiter, Store,
+    AnyAlgorithm, Concurrency, ConfigError, FixedWindow, Gcra, Limits, RateLimiter, Store,
 };
 use ratelimit_layers::Reload;
 use ratelimit_memory::MemoryStore;
@@ -34,7 +34,7 @@ struct Customer {
     pays: bool,
 }
 
-type Layer = RateLimitLayer<MemoryStore<Policy>>;
+type Layer = RateLimitLayer<MemoryStore<AnyAlgorithm>>;
 type Error = Box<dyn std::error::Error>;
 
 fn identify() -> Result<Layer, ConfigError> {
@@ -62,10 +62,10 @@ fn keys(layer: Layer) -> Layer {
 }
 
 fn by_plan(
-    free: Limits<Policy>,
-    paid: Limits<Policy>,
-    store: MemoryStore<Policy>,
-) -> RateLimitLayer<Arc<MemoryStore<Policy>>> {
+    free: Limits<AnyAlgorithm>,
+    paid: Limits<AnyAlgorithm>,
+    store: MemoryStore<AnyAlgorithm>,
+) -> RateLimitLayer<Arc<MemoryStore<AnyAlgorithm>>> {
     let store = Arc::new(store);
     let free = Arc::new(RateLimiter::new(free, store.clone()));
     let paid = Arc::new(RateLimiter::new(paid, store));
@@ -108,12 +108,12 @@ fn in_order(per_address: Layer, per_customer: Layer, other_routes: Router) -> Ro
         .layer(per_address) // first: it limits what authentication refuses, too
 }
 
-type Shared = RateLimitLayer<Arc<MemoryStore<Policy>>>;
+type Shared = RateLimitLayer<Arc<MemoryStore<AnyAlgorithm>>>;
 
 fn one_policy(
-    limits: Limits<Policy>,
-    store: MemoryStore<Policy>,
-) -> Result<(Reload<MemoryStore<Policy>>, Shared, Shared), ConfigError> {
+    limits: Limits<AnyAlgorithm>,
+    store: MemoryStore<AnyAlgorithm>,
+) -> Result<(Reload<MemoryStore<AnyAlgorithm>>, Shared, Shared), ConfigError> {
     let reload = Reload::new(limits, store);
     let all = RateLimitLayer::reloading(reload.part(["address"])?)
         .by("ip", ClientAddress::peer())
@@ -127,7 +127,7 @@ fn one_policy(
 }
 
 /// As a document would have it.
-fn plans() -> Result<Limits<Policy>, ConfigError> {
+fn plans() -> Result<Limits<AnyAlgorithm>, ConfigError> {
     Limits::builder()
         .limit("address", Gcra::per_day(1).burst(9))
         .by(["ip"])
@@ -149,7 +149,11 @@ fn fields(layer: Layer) -> Layer {
 
 fn answers(
     layer: Layer,
-) -> RateLimitLayer<MemoryStore<Policy>, Policy, impl Fn(&Rejection) -> Response<Body> + Clone> {
+) -> RateLimitLayer<
+    MemoryStore<AnyAlgorithm>,
+    AnyAlgorithm,
+    impl Fn(&Rejection) -> Response<Body> + Clone,
+> {
     layer.on_store_error(OnStoreError::Admit).answer(|rejection: &Rejection| {
         let mut response = Response::new(Body::from("come back later\n"));
         *response.status_mut() = rejection.status;
@@ -158,12 +162,12 @@ fn answers(
 }
 
 fn grpc(
-    limiter: RateLimiter<MemoryStore<Policy>>,
-) -> RateLimitLayer<MemoryStore<Policy>, Policy, Grpc> {
+    limiter: RateLimiter<MemoryStore<AnyAlgorithm>>,
+) -> RateLimitLayer<MemoryStore<AnyAlgorithm>, AnyAlgorithm, Grpc> {
     RateLimitLayer::new(limiter).by("ip", ClientAddress::peer()).answer(Grpc)
 }
 
-fn bytes(bandwidth: RateLimiter<MemoryStore<Policy>>) -> Router {
+fn bytes(bandwidth: RateLimiter<MemoryStore<AnyAlgorithm>>) -> Router {
     let layer = RateLimitLayer::new(bandwidth)
         .by("ip", ClientAddress::peer())
         .fields(Fields::new().unit("bandwidth", Unit::ContentBytes))
@@ -172,7 +176,7 @@ fn bytes(bandwidth: RateLimiter<MemoryStore<Policy>>) -> Router {
     Router::new().route("/download", get(|| async { "a file" })).layer(layer)
 }
 
-fn tokens(budget: RateLimiter<MemoryStore<Policy>>) -> Router {
+fn tokens(budget: RateLimiter<MemoryStore<AnyAlgorithm>>) -> Router {
     async fn complete(Extension(meter): Extension<Meter>) -> &'static str {
         meter.add(17); // once more for each piece that is sent
         "seventeen tokens"
@@ -184,7 +188,8 @@ fn tokens(budget: RateLimiter<MemoryStore<Policy>>) -> Router {
 fn parallel() -> Result<Router, Error> {
     let busy = Concurrency::new("4/30s".parse()?)?; // four at once; a lost one ends after 30 s
     let limits = Limits::builder().limit("parallel", busy).by(["ip"]).build()?;
-    let layer = RateLimitLayer::new(RateLimiter::<_, Policy>::new(limits, MemoryStore::new()));
+    let layer =
+        RateLimitLayer::new(RateLimiter::<_, AnyAlgorithm>::new(limits, MemoryStore::new()));
     let layer = layer.by("ip", ClientAddress::peer()).reserve(Charge::estimate());
     Ok(Router::new().route("/report", get(|| async { "a long report" })).layer(layer))
 }
@@ -214,14 +219,14 @@ fn seen_by_handlers(layer: Layer) -> Router {
     Router::new().route("/search", get(search)).layer(layer.tell_handlers())
 }
 
-async fn wait<S: Store<Policy>>(limiter: RateLimiter<S>) -> Result<(), WaitError<S::Error>> {
+async fn wait<S: Store<AnyAlgorithm>>(limiter: RateLimiter<S>) -> Result<(), WaitError<S::Error>> {
     let waiter = Waiter::new(limiter).jitter(Duration::from_millis(50));
     waiter.until_allowed("api.example.com", Duration::from_secs(30)).await?;
     // … send the request
     Ok(())
 }
 
-fn client<S: Store<Policy>>(
+fn client<S: Store<AnyAlgorithm>>(
     waiter: Waiter<S>,
 ) -> WaitLayer<S, impl Fn(&Request<Body>) -> String, Response<Body>> {
     let by_host = |request: &Request<Body>| request.uri().host().unwrap_or_default().to_owned();
@@ -293,7 +298,7 @@ mod tests {
         let other = Router::new().route("/other", get(|| async { "" }));
         let per_address = || {
             let limits = Limits::builder().limit("a", Gcra::per_day(1).burst(2)).by(["ip"]);
-            let limiter = RateLimiter::<_, Policy>::new(limits.build()?, MemoryStore::new());
+            let limiter = RateLimiter::<_, AnyAlgorithm>::new(limits.build()?, MemoryStore::new());
             Ok::<_, Error>(RateLimitLayer::new(limiter).by("ip", ClientAddress::peer()))
         };
         for path in ["/", "/other", "/nowhere"] {

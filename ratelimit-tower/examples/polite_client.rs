@@ -15,7 +15,7 @@ use http::{Request, Response, StatusCode};
 use http_body_util::Empty;
 use hyper::body::{Bytes, Incoming};
 use hyper_util::rt::TokioIo;
-use ratelimit_core::{ConfigError, Gcra, Limits, Policy, RateLimiter};
+use ratelimit_core::{AnyAlgorithm, ConfigError, Gcra, Limits, RateLimiter};
 use ratelimit_memory::{MemoryError, MemoryStore};
 use ratelimit_tower::{ClientAddress, RateLimitLayer, WaitLayer, WaitServiceError, Waiter};
 use tokio::net::{TcpListener, TcpStream};
@@ -25,7 +25,7 @@ use tower::{Layer, Service, ServiceExt, service_fn};
 async fn api() -> Result<SocketAddr, Box<dyn Error>> {
     let limits =
         Limits::builder().limit("api", Gcra::per_second(50).burst(5)).by(["ip"]).build()?;
-    let limiter = RateLimiter::<_, Policy>::new(limits, MemoryStore::new());
+    let limiter = RateLimiter::<_, AnyAlgorithm>::new(limits, MemoryStore::new());
     let layer = RateLimitLayer::new(limiter).by("ip", ClientAddress::peer());
     let app = Router::new().route("/", get(|| async { "data\n" })).layer(layer);
     let listener = TcpListener::bind("127.0.0.1:0").await?;
@@ -52,7 +52,7 @@ async fn send(api: SocketAddr) -> io::Result<Answer> {
 fn polite()
 -> Result<impl Service<SocketAddr, Response = Answer, Error = Failure> + Clone, ConfigError> {
     let limits = Limits::builder().limit("api", Gcra::per_second(45).burst(4)).build()?;
-    let waiter = Waiter::new(RateLimiter::<_, Policy>::new(limits, MemoryStore::new()));
+    let waiter = Waiter::new(RateLimiter::<_, AnyAlgorithm>::new(limits, MemoryStore::new()));
     let by_api = |api: &SocketAddr| api.to_string();
     let layer =
         WaitLayer::new(waiter, by_api, Duration::from_secs(30)).adopt_answers().heed_answers();

@@ -16,7 +16,7 @@ use std::sync::Arc;
 
 use axum::{Router, routing::get};
 use http::header::HeaderName;
-use ratelimit_core::{ConfigError, DynStore, Gcra, Limits, Policy, RateLimiter};
+use ratelimit_core::{AnyAlgorithm, ConfigError, DynStore, Gcra, Limits, RateLimiter};
 use ratelimit_memory::MemoryStore;
 use ratelimit_redis::RedisStore;
 use ratelimit_tower::{
@@ -25,7 +25,7 @@ use ratelimit_tower::{
 use tokio::net::TcpListener;
 
 /// A store that is chosen at run time.
-type AnyStore = Arc<dyn DynStore<Policy>>;
+type AnyStore = Arc<dyn DynStore<AnyAlgorithm>>;
 
 fn app(store: &AnyStore) -> Result<Router, ConfigError> {
     // All requests of an address, and the searches of a customer: two limits of two routers.

@@ -5,7 +5,9 @@ use std::sync::Arc;
 use derive_where::derive_where;
 use http::request::Parts;
 use ratelimit_core::algorithm::Quota;
-use ratelimit_core::{ConfigError, LimitCosts, Limits, Policy, RateLimiter, Store, SyncStore};
+use ratelimit_core::{
+    AnyAlgorithm, ConfigError, LimitCosts, Limits, RateLimiter, Store, SyncStore,
+};
 use tower_layer::Layer;
 
 use crate::config::{Choice, Config, Cost, Limiters, OnStoreError};
@@ -46,7 +48,7 @@ use crate::service::{RateLimitService, Shared};
 /// same limits share states as well.
 #[derive_where(Clone; R, M)]
 #[derive_where(Debug; M)]
-pub struct RateLimitLayer<S, A = Policy, R = ProblemJson, M = Awaited> {
+pub struct RateLimitLayer<S, A = AnyAlgorithm, R = ProblemJson, M = Awaited> {
     #[derive_where(skip(Debug))]
     config: Config<S, A>,
     #[derive_where(skip(Debug))]
@@ -72,7 +74,7 @@ impl<S: Store<A>, A: Quota + 'static> RateLimitLayer<S, A> {
     /// #[derive(Clone)]
     /// struct Customer { name: String, pays: bool }
     ///
-    /// # fn example<S: Store<Policy> + 'static>(free: RateLimiter<S>, paid: RateLimiter<S>) {
+    /// # fn example<S: Store<AnyAlgorithm> + 'static>(free: RateLimiter<S>, paid: RateLimiter<S>) {
     /// let (free, paid) = (Arc::new(free), Arc::new(paid));
     /// let layer = RateLimitLayer::choosing(move |request| match request.extensions.get::<Customer>() {
     ///     _ if request.uri.path() == "/health" => Choice::Exempt,
@@ -113,7 +115,7 @@ where
     /// # use ratelimit_layers::Reload;
     /// use ratelimit_tower::{ClientAddress, RateLimitLayer};
     ///
-    /// # fn example<S: Store<Policy> + 'static>(limits: Limits<Policy>, store: S) -> Result<(), ConfigError> {
+    /// # fn example<S: Store<AnyAlgorithm> + 'static>(limits: Limits<AnyAlgorithm>, store: S) -> Result<(), ConfigError> {
     /// let reload = Reload::new(limits, store);
     /// let layer = RateLimitLayer::reloading(&reload).by("ip", ClientAddress::peer()).checked()?;
     /// # Ok(())

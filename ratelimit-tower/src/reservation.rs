@@ -56,7 +56,7 @@ pub use hold::{Held, Hold};
 /// # use ratelimit_core::*;
 /// use ratelimit_tower::{Charge, ClientAddress, Fields, RateLimitLayer, Unit};
 ///
-/// # fn example<S: Store<Policy> + 'static>(limiter: RateLimiter<S>) {
+/// # fn example<S: Store<AnyAlgorithm> + 'static>(limiter: RateLimiter<S>) {
 /// // 64 KiB are reserved, and the bytes of the body charged. Errors and unchanged pages cost nothing.
 /// let layer = RateLimitLayer::new(limiter)
 ///     .by("ip", ClientAddress::peer())

@@ -9,7 +9,7 @@ use derive_where::derive_where;
 use http::{Request, Response};
 use pin_project_lite::pin_project;
 use ratelimit_core::algorithm::Quota;
-use ratelimit_core::{Policy, Store};
+use ratelimit_core::{AnyAlgorithm, Store};
 use tower_service::Service;
 
 use crate::caller::Values;
@@ -25,7 +25,7 @@ use crate::{BoxFuture, take_ready};
 ///
 /// ```
 /// use http::{Response, StatusCode};
-/// use ratelimit_core::Policy;
+/// use ratelimit_core::AnyAlgorithm;
 /// use ratelimit_memory::MemoryStore;
 /// use ratelimit_tower::{RateLimitLayer, RateLimitService, Rejection};
 ///
@@ -37,8 +37,8 @@ use crate::{BoxFuture, take_ready};
 /// type Plain = fn(&Rejection) -> Response<String>;
 ///
 /// struct PlainApi<Svc> {
-///     limits: RateLimitLayer<MemoryStore, Policy, Plain>,
-///     service: RateLimitService<Svc, MemoryStore, Policy, Plain>,
+///     limits: RateLimitLayer<MemoryStore, AnyAlgorithm, Plain>,
+///     service: RateLimitService<Svc, MemoryStore, AnyAlgorithm, Plain>,
 /// }
 ///
 /// # use ratelimit_core::{Gcra, Limits, RateLimiter};
@@ -57,7 +57,7 @@ use crate::{BoxFuture, take_ready};
 /// # }
 /// ```
 #[derive_where(Clone, Debug; Svc)]
-pub struct RateLimitService<Svc, S, A = Policy, R = ProblemJson, M = Awaited> {
+pub struct RateLimitService<Svc, S, A = AnyAlgorithm, R = ProblemJson, M = Awaited> {
     pub(crate) inner: Svc,
     #[derive_where(skip(Debug))]
     pub(crate) shared: Arc<Shared<S, A, R, M>>,

@@ -6,7 +6,7 @@ use std::time::Duration;
 use derive_where::derive_where;
 use ratelimit_core::store::{Batch, Check, Op};
 use ratelimit_core::{
-    Algorithm, ConfigError, Decision, Gcra, Identifiers, Limit, LimitCosts, OnOutage, Policy,
+    Algorithm, AnyAlgorithm, ConfigError, Decision, Gcra, Identifiers, Limit, LimitCosts, OnOutage,
     RateLimiter, Store, Verdict,
 };
 use tokio::time::{Instant, sleep_until};
@@ -45,7 +45,7 @@ use crate::fields::advice::Advice;
 /// # use ratelimit_core::*;
 /// use ratelimit_tower::Waiter;
 ///
-/// # async fn example<S: Store<Policy>>(limiter: RateLimiter<S>) -> Result<(), ratelimit_tower::WaitError<S::Error>> {
+/// # async fn example<S: Store<AnyAlgorithm>>(limiter: RateLimiter<S>) -> Result<(), ratelimit_tower::WaitError<S::Error>> {
 /// let waiter = Waiter::new(limiter).jitter(Duration::from_millis(50));
 /// waiter.until_allowed("api.example.com", Duration::from_secs(30)).await?;
 /// // send the request
@@ -53,7 +53,7 @@ use crate::fields::advice::Advice;
 /// # }
 /// ```
 #[derive_where(Clone, Debug)]
-pub struct Waiter<S, A = Policy> {
+pub struct Waiter<S, A = AnyAlgorithm> {
     #[derive_where(skip(Debug))]
     limiter: Arc<RateLimiter<S, A>>,
     #[derive_where(skip(Debug))]
@@ -132,7 +132,7 @@ impl<S: Store<A>, A: Algorithm> Waiter<S, A> {
     /// # use ratelimit_core::*;
     /// use ratelimit_tower::Waiter;
     ///
-    /// # async fn example<S: Store<Policy>>(limiter: RateLimiter<S>) -> Result<(), Box<dyn std::error::Error>>
+    /// # async fn example<S: Store<AnyAlgorithm>>(limiter: RateLimiter<S>) -> Result<(), Box<dyn std::error::Error>>
     /// # where S::Error: 'static {
     /// let waiter = Waiter::new(limiter).shared_holds("provider-holds")?;
     /// waiter.hold_back_all("api.example.com", Duration::from_secs(7)).await?;
@@ -313,7 +313,7 @@ impl<S: Store<A>, A: Algorithm> Waiter<S, A> {
     /// # use http::HeaderMap;
     /// use ratelimit_tower::{Advice, Waiter};
     ///
-    /// # fn example<S: Store<Policy>>(waiter: Waiter<S>, headers: &HeaderMap) {
+    /// # fn example<S: Store<AnyAlgorithm>>(waiter: Waiter<S>, headers: &HeaderMap) {
     /// if let Some(wait) = Advice::from_headers(headers).wait() {
     ///     waiter.hold_back("api.example.com", wait);
     /// }
@@ -355,7 +355,7 @@ impl<S: Store<A>, A: Algorithm> Waiter<S, A> {
     /// # use http::HeaderMap;
     /// use ratelimit_tower::{Advice, Waiter};
     ///
-    /// # async fn example<S: Store<Policy>>(waiter: Waiter<S>, headers: &HeaderMap) -> Result<(), S::Error> {
+    /// # async fn example<S: Store<AnyAlgorithm>>(waiter: Waiter<S>, headers: &HeaderMap) -> Result<(), S::Error> {
     /// waiter.adopt("api.example.com", &Advice::from_headers(headers)).await?;
     /// # Ok(())
     /// # }

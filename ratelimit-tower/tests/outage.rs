@@ -16,7 +16,7 @@ use http::{HeaderName, Request};
 use http_body_util::{BodyExt as _, Empty};
 use hyper::client::conn::http1::handshake;
 use hyper_util::rt::TokioIo;
-use ratelimit_core::{Limits, OnOutage, Policy, RateLimiter};
+use ratelimit_core::{AnyAlgorithm, Limits, OnOutage, RateLimiter};
 use ratelimit_layers::{BreakerState, Fallback, OutageCount};
 use ratelimit_redis::RedisStore;
 use ratelimit_servers::RedisServer;
@@ -37,7 +37,7 @@ const BRIEF: Duration = Duration::from_millis(200);
 const USER: HeaderName = HeaderName::from_static("x-user");
 
 /// Nothing flows back within a test.
-fn daily() -> Limits<Policy> {
+fn daily() -> Limits<AnyAlgorithm> {
     let limit = Limits::builder().limit("daily", "first-request-window 600/d").by(["user"]);
     limit.on_outage(OnOutage::Local).build().expect("limits")
 }

@@ -8,7 +8,7 @@
 use std::ops::Range;
 use std::time::Duration;
 
-use ratelimit_core::{Policy, Store};
+use ratelimit_core::{AnyAlgorithm, Store};
 use ratelimit_redis::{Cas, Lua, Multi, RedisStore};
 
 use crate::keys::CallerKey;
@@ -151,7 +151,7 @@ pub(super) async fn run(lab: &mut Lab) -> Fallible {
     Ok(())
 }
 
-async fn in_store<S: Store<Policy> + Clone>(
+async fn in_store<S: Store<AnyAlgorithm> + Clone>(
     lab: &mut Lab,
     mode: &'static str,
     situation: Situation,

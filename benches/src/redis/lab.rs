@@ -4,7 +4,7 @@ use std::fs;
 use std::time::{Duration, Instant};
 
 use futures_util::future::try_join_all;
-use ratelimit_core::{Policy, Store};
+use ratelimit_core::{AnyAlgorithm, Store};
 use ratelimit_servers::RedisServer;
 use redis::{Connection, ConnectionLike, InfoDict, Value};
 
@@ -66,7 +66,7 @@ impl Lab {
     }
 
     /// Records a decision, after one for another caller, which loads its scripts.
-    pub(super) async fn record<S: Store<Policy>>(
+    pub(super) async fn record<S: Store<AnyAlgorithm>>(
         &mut self,
         subject: &InStore<S>,
         admits: bool,
@@ -89,7 +89,7 @@ impl Lab {
 
     /// Records the one command that decides so many requests of a caller at once: those that come while another
     /// request of the caller is in flight.
-    pub(super) async fn record_merged<S: Store<Policy>>(
+    pub(super) async fn record_merged<S: Store<AnyAlgorithm>>(
         &mut self,
         subject: &InStore<S>,
         requests: u32,

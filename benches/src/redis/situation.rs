@@ -4,9 +4,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use ratelimit_core::{
-    BucketedWindow, Concurrency, FirstRequestWindow, FixedWindow, Gcra, Limit, Limits, Policy,
-    Rate, RateLimiter, ReservationId, SlidingCounter, SlidingLog, Store, Timestamp, TokenBucket,
-    WindowLog,
+    AnyAlgorithm, BucketedWindow, Concurrency, FirstRequestWindow, FixedWindow, Gcra, Limit,
+    Limits, Rate, RateLimiter, ReservationId, SlidingCounter, SlidingLog, Store, Timestamp,
+    TokenBucket, WindowLog,
 };
 
 use crate::keys::CallerKey;
@@ -22,7 +22,7 @@ const WINDOW: Duration = Duration::from_secs(10_000 * 24 * 3_600);
 pub(super) struct Situation {
     pub(super) name: &'static str,
     pub(super) admits: bool,
-    pub(super) limits: Limits<Policy>,
+    pub(super) limits: Limits<AnyAlgorithm>,
     /// The earlier charges, and their ages.
     charges: Vec<(u64, Duration)>,
     /// The cost of the decision.
@@ -47,7 +47,7 @@ pub(super) const ALGORITHMS: [&str; 9] = [
 ];
 
 /// An algorithm, and the earlier charges.
-type ChargedAlgorithm = (Policy, Vec<(u64, Duration)>);
+type ChargedAlgorithm = (AnyAlgorithm, Vec<(u64, Duration)>);
 
 /// A limit with earlier charges, which admits the next request or denies it. It refills within hours, and its windows
 /// are long, so that one state serves a whole run. A bucketed window has fifteen buckets, a log ten entries, and ten
@@ -91,7 +91,7 @@ impl Situation {
     fn new<const N: usize>(
         name: &'static str,
         admits: bool,
-        limits: [Policy; N],
+        limits: [AnyAlgorithm; N],
         charges: Vec<(u64, Duration)>,
     ) -> Fallible<Self> {
         let limits = peers::limits(limits)?;
@@ -100,8 +100,8 @@ impl Situation {
 
     /// One limit by this algorithm.
     pub(super) fn one(algorithm: &'static str, admits: bool) -> Fallible<Self> {
-        let (policy, charges) = charged(algorithm, admits)?;
-        Self::new(algorithm, admits, [policy], charges)
+        let (limit, charges) = charged(algorithm, admits)?;
+        Self::new(algorithm, admits, [limit], charges)
     }
 
     /// The same, counting attempts; `None` if the algorithm cannot.
@@ -130,9 +130,9 @@ impl Situation {
         let rates = [(1_000_000, 1), (9_000_000, count)];
         let rates = rates.map(|(most, buckets)| Rate::new(most, bucket * buckets));
         let rates = rates.into_iter().collect::<Result<Vec<_>, _>>()?;
-        let policy = BucketedWindow::new(u64::try_from(bucket.as_micros())?, &rates)?.into();
+        let algorithm = BucketedWindow::new(u64::try_from(bucket.as_micros())?, &rates)?.into();
         let charges = (0..count).rev().map(|age| (1234, bucket * age));
-        Self::new("packed into one field", true, [policy], charges.collect())
+        Self::new("packed into one field", true, [algorithm], charges.collect())
     }
 
     /// A lease under an id, beside ten of them.
@@ -147,7 +147,7 @@ impl Situation {
     }
 
     /// The same in a store.
-    pub(super) fn in_store<S: Store<Policy>>(self, store: S) -> InStore<S> {
+    pub(super) fn in_store<S: Store<AnyAlgorithm>>(self, store: S) -> InStore<S> {
         let limiter = RateLimiter::new(self.limits.clone(), store);
         InStore { limiter, situation: self, asked: AtomicU64::new(0) }
     }
@@ -161,7 +161,7 @@ pub(super) struct InStore<S> {
     asked: AtomicU64,
 }
 
-impl<S: Store<Policy>> InStore<S> {
+impl<S: Store<AnyAlgorithm>> InStore<S> {
     async fn ask(&self, caller: &CallerKey, cost: u64, age: Duration) -> Fallible<bool> {
         let mut request = self.limiter.request(caller.as_str()).cost(cost);
         if self.situation.by_id {

@@ -1,6 +1,6 @@
 //! A replay decides as the recorded decision did: tried on a server, without measuring.
 
-use ratelimit_core::{Policy, Store};
+use ratelimit_core::{AnyAlgorithm, Store};
 use ratelimit_redis::{Cas, Multi, RedisStore};
 
 use super::lab::Lab;
@@ -20,7 +20,7 @@ fn run<F: Future<Output = ()>>(test: impl FnOnce(Lab) -> F) {
 
 /// Puts callers where the recorded one was, decides about each, and looks at what came of it. And again: the second
 /// round has to begin where the first one did.
-async fn record_and_replay<S: Store<Policy>>(
+async fn record_and_replay<S: Store<AnyAlgorithm>>(
     lab: &mut Lab,
     situation: Situation,
     store: S,

@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 
 use ratelimit_core::store::Op;
 use ratelimit_core::{
-    Algorithm, Decision, Limit, LimitCosts, Limits, Policy, RateLimiter, Refusal,
+    Algorithm, AnyAlgorithm, Decision, Limit, LimitCosts, Limits, RateLimiter, Refusal,
 };
 
 use crate::args::CheckArgs;
@@ -65,7 +65,11 @@ pub(super) fn run(args: &CheckArgs) -> Result<u8, Failure> {
 }
 
 /// Refuses what no store can decide, and names the argument.
-fn validate(args: &CheckArgs, entry: &InputEntry, limits: &Limits<Policy>) -> Result<(), Failure> {
+fn validate(
+    args: &CheckArgs,
+    entry: &InputEntry,
+    limits: &Limits<AnyAlgorithm>,
+) -> Result<(), Failure> {
     let limiter = RateLimiter::new(limits.clone(), store::memory());
     let request = limiter.request(&entry.caller).costs(&entry.costs);
     request.validate().map_err(|refusal| {
@@ -99,7 +103,7 @@ fn costs_of(costs: &LimitCosts) -> String {
 }
 
 /// One limit's decision, as a sentence.
-pub(super) fn sentence(limit: &Limit<Policy>, decision: &Decision, owed: u64) -> String {
+pub(super) fn sentence(limit: &Limit<AnyAlgorithm>, decision: &Decision, owed: u64) -> String {
     let recovered = match decision.reset_after_us {
         0 => "nothing is used".to_owned(),
         us => format!("full again in {}", duration(us)),

@@ -2,9 +2,9 @@
 
 use std::fmt::Write;
 
-use ratelimit_core::algorithm::{BucketCount, LogEntry, PolicyState, WindowEntry};
+use ratelimit_core::algorithm::{AnyState, BucketCount, LogEntry, WindowEntry};
 use ratelimit_core::store::Op;
-use ratelimit_core::{Algorithm, Decision, Limit, Policy, Timestamp};
+use ratelimit_core::{Algorithm, AnyAlgorithm, Decision, Limit, Timestamp};
 use serde::Serialize;
 use serde_json::{Value, json};
 
@@ -69,32 +69,32 @@ pub(super) fn run(args: &CallerArgs) -> Result<u8, Failure> {
 }
 
 /// A state by its own field names, and the tokens of a token bucket.
-fn fields(limit: &Limit<Policy>, state: Option<&PolicyState>) -> Value {
+fn fields(limit: &Limit<AnyAlgorithm>, state: Option<&AnyState>) -> Value {
     let entry = |e: &LogEntry| json!({ "timestamp_us": e.timestamp.as_us(), "cost": e.cost });
     let entries = |entries: &[LogEntry]| entries.iter().map(entry).collect::<Value>();
     let window = |start: Timestamp, count: u64, ends_us: u64| json!({ "start_us": start.as_us(), "count": count, "ends_us": ends_us });
     let Some(state) = state else { return Value::Null };
     match state {
-        PolicyState::Gcra(bucket) if limit.algorithm().name() == "token-bucket" => {
+        AnyState::Gcra(bucket) if limit.algorithm().name() == "token-bucket" => {
             let written = limit.algorithm().step(Some(state), Timestamp::ZERO, 0).decision;
             json!({
                 "tokens": written.remaining, "timestamp_us": bucket.timestamp.as_us(),
                 "full_at_us": bucket.tat_us,
             })
         }
-        PolicyState::Gcra(state) => json!({
+        AnyState::Gcra(state) => json!({
             "tat_us": state.tat_us, "surplus": state.surplus, "timestamp_us": state.timestamp.as_us(),
         }),
-        PolicyState::FixedWindow(state) => window(state.start, state.count, state.ends_us),
-        PolicyState::FirstRequestWindow(state) => window(state.start, state.count, state.ends_us),
-        PolicyState::BucketedWindow(state) => {
+        AnyState::FixedWindow(state) => window(state.start, state.count, state.ends_us),
+        AnyState::FirstRequestWindow(state) => window(state.start, state.count, state.ends_us),
+        AnyState::BucketedWindow(state) => {
             let bucket = |b: &BucketCount| json!({ "start_us": b.start.as_us(), "count": b.count });
             json!({ "buckets": state.buckets.iter().map(bucket).collect::<Value>() })
         }
-        PolicyState::SlidingCounter(state) => json!({
+        AnyState::SlidingCounter(state) => json!({
             "start_us": state.start.as_us(), "previous": state.previous, "current": state.current,
         }),
-        PolicyState::WindowLog(state) => {
+        AnyState::WindowLog(state) => {
             let entry = |e: &WindowEntry| {
                 let metadata = String::from_utf8_lossy(&e.metadata);
                 json!({ "timestamp_us": e.timestamp.as_us(), "cost": e.cost, "metadata": metadata })
@@ -102,8 +102,8 @@ fn fields(limit: &Limit<Policy>, state: Option<&PolicyState>) -> Value {
             let entries: Value = state.entries.iter().map(entry).collect();
             json!({ "start_us": state.start.as_us(), "entries": entries })
         }
-        PolicyState::SlidingLog(state) => json!({ "entries": entries(&state.entries) }),
-        PolicyState::Concurrency(state) => json!({ "leases": entries(&state.entries) }),
+        AnyState::SlidingLog(state) => json!({ "entries": entries(&state.entries) }),
+        AnyState::Concurrency(state) => json!({ "leases": entries(&state.entries) }),
     }
 }
 

@@ -1,6 +1,6 @@
 //! `ratelimit lint`: what is wrong with a policy.
 
-use ratelimit_core::{Limit, Policy};
+use ratelimit_core::{AnyAlgorithm, Limit};
 use serde_json::json;
 
 use crate::args::LintArgs;
@@ -33,7 +33,7 @@ pub(super) fn run(args: &LintArgs) -> Result<u8, Failure> {
 }
 
 /// Why a limit that can be read does not fit the service.
-fn refused(args: &LintArgs, limit: &Limit<Policy>) -> Vec<String> {
+fn refused(args: &LintArgs, limit: &Limit<AnyAlgorithm>) -> Vec<String> {
     let unmet = args.identifiers.iter().filter_map(|names| check_names(limit, names).err());
     let mut refused: Vec<_> = unmet.map(|error| error.to_string()).collect();
     if args.fallback && limit.outage().is_none() {

@@ -5,7 +5,7 @@ use std::io::{self, Write};
 use std::iter;
 use std::path::Path;
 
-use ratelimit_core::{Limits, Policy, RateLimiter};
+use ratelimit_core::{AnyAlgorithm, Limits, RateLimiter};
 
 use crate::args::ReplayArgs;
 use crate::decision_line::json_line;
@@ -31,11 +31,13 @@ pub(super) fn run(args: &ReplayArgs) -> Result<u8, Failure> {
     // Its own: concurrent replays must not see each other's states.
     let prefix = format!("rl-replay-{:032x}", fastrand::u128(..));
     let (outcome, report) = store::block_on(async {
-        let limiter =
-            async |url: &StoreUrl, limits: &Limits<Policy>, prefix: &str| -> Result<_, Failure> {
-                let store = url.open(prefix, || Ok(None), limits).await?;
-                Ok(RateLimiter::new(limits.clone(), store).allow_unlimited())
-            };
+        let limiter = async |url: &StoreUrl,
+                             limits: &Limits<AnyAlgorithm>,
+                             prefix: &str|
+               -> Result<_, Failure> {
+            let store = url.open(prefix, || Ok(None), limits).await?;
+            Ok(RateLimiter::new(limits.clone(), store).allow_unlimited())
+        };
         let this = limiter(&url, &limits, &prefix).await?;
         let other = match &other {
             Some(limits) => Some(limiter(&url, limits, &format!("{prefix}-other")).await?),

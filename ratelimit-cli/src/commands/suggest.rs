@@ -3,7 +3,7 @@
 use std::fs::File;
 use std::io::{self, Write};
 
-use ratelimit_core::{ConfigError, Limit, Limits, Policy, RateLimiter};
+use ratelimit_core::{AnyAlgorithm, ConfigError, Limit, Limits, RateLimiter};
 use ratelimit_memory::MemoryStore;
 use serde_json::json;
 
@@ -14,17 +14,17 @@ use crate::failure::Failure;
 use crate::input::is_dash;
 use crate::interrupt::Interrupt;
 use crate::replay::{Judge, Reading, Replay, ReplayOutcome, ReplayedRequests};
-use crate::suggest::{Needs, setting, unbounded, with_policy};
+use crate::suggest::{Needs, setting, unbounded, with_algorithm};
 use crate::table::TextTable;
 use crate::text::{count, in_words, share};
 use crate::{policy, store};
 
 /// One limit, and what is proposed for it.
 struct Row<'l> {
-    limit: &'l Limit<Policy>,
+    limit: &'l Limit<AnyAlgorithm>,
     needs: Needs,
     /// `None` if no caller was seen, or no limit of this kind is large enough.
-    proposed: Option<Policy>,
+    proposed: Option<AnyAlgorithm>,
     /// How many callers the proposal denied in a replay of all limits together.
     denied_together: u64,
 }
@@ -85,7 +85,7 @@ pub(super) fn run(args: &SuggestArgs) -> Result<u8, Failure> {
     })
 }
 
-fn limiter(limits: Limits<Policy>) -> RateLimiter<MemoryStore> {
+fn limiter(limits: Limits<AnyAlgorithm>) -> RateLimiter<MemoryStore> {
     RateLimiter::new(limits, store::memory()).allow_unlimited()
 }
 
@@ -100,10 +100,13 @@ async fn replay(
 }
 
 /// The policy with the proposed limits in the place of its own.
-fn proposal(limits: &Limits<Policy>, rows: &[Row<'_>]) -> Result<Limits<Policy>, ConfigError> {
+fn proposal(
+    limits: &Limits<AnyAlgorithm>,
+    rows: &[Row<'_>],
+) -> Result<Limits<AnyAlgorithm>, ConfigError> {
     let proposed = limits.iter().zip(rows).map(|(limit, row)| {
-        let policy = row.proposed.unwrap_or(*limit.algorithm());
-        let proposed = with_policy(limit, limit.name(), policy)?;
+        let algorithm = row.proposed.unwrap_or(*limit.algorithm());
+        let proposed = with_algorithm(limit, limit.name(), algorithm)?;
         Ok(if limit.is_shadow() { proposed.shadow() } else { proposed })
     });
     Limits::new(proposed.collect::<Result<Vec<_>, ConfigError>>()?)
@@ -111,9 +114,9 @@ fn proposal(limits: &Limits<Policy>, rows: &[Row<'_>]) -> Result<Limits<Policy>,
 
 fn lines(rows: &[Row<'_>]) -> String {
     let line = |row: &Row<'_>| {
-        let told = |policy: &Policy| json!({ "policy": in_words(policy, row.limit), "callers_denied": row.needs.denied(policy) });
-        let proposed = row.proposed.map(|policy| {
-            let mut proposed = told(&policy);
+        let told = |algorithm: &AnyAlgorithm| json!({ "algorithm": in_words(algorithm, row.limit), "callers_denied": row.needs.denied(algorithm) });
+        let proposed = row.proposed.map(|algorithm| {
+            let mut proposed = told(&algorithm);
             proposed["callers_denied_together"] = row.denied_together.into();
             proposed
         });
@@ -132,9 +135,9 @@ fn table(args: &SuggestArgs, notes: &str, rows: &[Row<'_>]) -> String {
         let mut cells = vec![row.limit.name().to_owned(), count(callers), in_words(now, row.limit)];
         cells.push(denied(row.needs.denied(now)));
         match &row.proposed {
-            Some(policy) => cells.extend([
-                setting(policy),
-                denied(row.needs.denied(policy)),
+            Some(algorithm) => cells.extend([
+                setting(algorithm),
+                denied(row.needs.denied(algorithm)),
                 denied(row.denied_together),
             ]),
             None if callers == 0 => cells.push("no caller was seen".to_owned()),

@@ -4,7 +4,7 @@ use std::collections::{BTreeSet, HashSet};
 
 use futures_util::future::join_all;
 use ratelimit_core::store::Op;
-use ratelimit_core::{Decision, ErrorKind, Limit, Limits, Policy, Store, StoreError as _};
+use ratelimit_core::{AnyAlgorithm, Decision, ErrorKind, Limit, Limits, Store, StoreError as _};
 use ratelimit_redis::{Mode, RedisError, RedisStore, StoredKey};
 use serde_json::json;
 
@@ -73,7 +73,7 @@ pub(super) fn run(args: &TopArgs) -> Result<u8, Failure> {
 async fn scan<M: Mode>(
     args: &TopArgs,
     redis: &Redis,
-    limits: &Limits<Policy>,
+    limits: &Limits<AnyAlgorithm>,
     interrupt: &Interrupt,
     store: &RedisStore<M>,
 ) -> Result<ScanResult, Failure> {
@@ -139,10 +139,10 @@ async fn scan<M: Mode>(
 
 /// The limits that deny a request of this caller now. A key does not tell the name of its identifier, so every limit is
 /// asked: one that has no state for it admits.
-async fn peek<S: Store<Policy, Error = RedisError>>(
+async fn peek<S: Store<AnyAlgorithm, Error = RedisError>>(
     args: &TopArgs,
     store: &S,
-    limits: &Limits<Policy>,
+    limits: &Limits<AnyAlgorithm>,
     caller: &str,
 ) -> Result<Vec<Limited>, RedisError> {
     let keyed: Vec<_> = limits.iter().map(|limit| (limit, caller.into())).collect();
@@ -193,7 +193,7 @@ fn notes(args: &TopArgs, found: &ScanResult) -> Vec<String> {
     notes
 }
 
-fn table(args: &TopArgs, limits: &Limits<Policy>, found: &ScanResult) -> String {
+fn table(args: &TopArgs, limits: &Limits<AnyAlgorithm>, found: &ScanResult) -> String {
     let rows = found.limited.iter().take(args.most).map(|limited| {
         let Limited { place, caller, wait_us, decision } = limited;
         let limit = &limits.as_slice()[*place];
@@ -221,7 +221,7 @@ fn table(args: &TopArgs, limits: &Limits<Policy>, found: &ScanResult) -> String 
 }
 
 /// A caller as `inspect` takes it: `alice`, or `ip=192.0.2.7 path=/login`.
-fn arguments(limit: &Limit<Policy>, key: &str) -> String {
+fn arguments(limit: &Limit<AnyAlgorithm>, key: &str) -> String {
     let mut names = limit.identifier_names();
     let Some(mut shown) = names.next().map(|name| format!("{name}=")) else {
         return key.to_owned();
@@ -238,7 +238,7 @@ fn arguments(limit: &Limit<Policy>, key: &str) -> String {
     shown
 }
 
-fn lines(args: &TopArgs, limits: &Limits<Policy>, found: &ScanResult) -> String {
+fn lines(args: &TopArgs, limits: &Limits<AnyAlgorithm>, found: &ScanResult) -> String {
     let line = |Limited { place, caller, wait_us, decision }: &Limited| {
         let limit = &limits.as_slice()[*place];
         json!({

@@ -5,7 +5,7 @@ use std::collections::HashSet;
 
 use ratelimit_core::store::{Batch, Check, Op};
 use ratelimit_core::{
-    Algorithm, ErrorKind, LimitCosts, Limits, Policy, RateLimiter, Store, StoreError, Verdict,
+    Algorithm, AnyAlgorithm, ErrorKind, LimitCosts, Limits, RateLimiter, Store, StoreError, Verdict,
 };
 
 use super::leases::Leases;
@@ -26,10 +26,10 @@ pub(crate) struct Judge<'r, S> {
     /// The leases, if a limit has any.
     leases: Option<Leases>,
     /// The limits whose needs these limits observe, if they do.
-    observed: Option<&'r Limits<Policy>>,
+    observed: Option<&'r Limits<AnyAlgorithm>>,
 }
 
-impl<'r, S: Store<Policy>> Judge<'r, S> {
+impl<'r, S: Store<AnyAlgorithm>> Judge<'r, S> {
     /// `nearness`: of how many callers to count how near they came to each limit. `forgets`: whether the keys are to be
     /// reset at the end.
     pub(crate) fn new(limiter: &'r RateLimiter<S>, nearness: Option<usize>, forgets: bool) -> Self {
@@ -44,7 +44,7 @@ impl<'r, S: Store<Policy>> Judge<'r, S> {
     }
 
     /// Observes what the callers of `limits` need, by these limits [without a bound](crate::suggest::unbounded).
-    pub(crate) fn observing(limiter: &'r RateLimiter<S>, limits: &'r Limits<Policy>) -> Self {
+    pub(crate) fn observing(limiter: &'r RateLimiter<S>, limits: &'r Limits<AnyAlgorithm>) -> Self {
         Self { observed: Some(limits), ..Self::new(limiter, Some(usize::MAX), false) }
     }
 
@@ -105,7 +105,7 @@ impl<'r, S: Store<Policy>> Judge<'r, S> {
     /// Resets every key that was used, if that is to be done.
     pub(super) async fn forget(&self) -> Result<(), S::Error> {
         let (store, limits) = (self.limiter.store(), self.limiter.limits().as_slice());
-        let checks: Vec<Check<'_, Policy>> = self
+        let checks: Vec<Check<'_, AnyAlgorithm>> = self
             .touched
             .iter()
             .flatten()

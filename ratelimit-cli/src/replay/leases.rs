@@ -8,7 +8,7 @@ use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap};
 
 use ratelimit_core::store::{Batch, Check, Now, Op};
-use ratelimit_core::{Algorithm, Limit, Policy, RateLimiter, Store, Timestamp};
+use ratelimit_core::{Algorithm, AnyAlgorithm, Limit, RateLimiter, Store, Timestamp};
 
 use crate::input::InputEntry;
 use crate::tally::Placed;
@@ -57,7 +57,7 @@ impl Leases {
     }
 
     /// Ends the leases of all requests that are over at this time.
-    pub(super) async fn end_until<S: Store<Policy>>(
+    pub(super) async fn end_until<S: Store<AnyAlgorithm>>(
         &mut self,
         limiter: &RateLimiter<S>,
         now: Timestamp,
@@ -88,7 +88,7 @@ impl Leases {
 }
 
 /// How long a lease of this limit lasts; `None` if it has none.
-fn lease_us(limit: &Limit<Policy>) -> Option<u64> {
+fn lease_us(limit: &Limit<AnyAlgorithm>) -> Option<u64> {
     limit.algorithm().reservation_us().filter(|_| limit.algorithm().has_leases())
 }
 

@@ -10,7 +10,7 @@ use std::rc::Rc;
 
 use indicatif::{ProgressBar, ProgressStyle};
 use ratelimit_core::store::Op;
-use ratelimit_core::{Algorithm, Limit, Limits, Policy, Timestamp};
+use ratelimit_core::{Algorithm, AnyAlgorithm, Limit, Limits, Timestamp};
 
 use super::Trouble;
 use crate::args::LogArgs;
@@ -148,8 +148,8 @@ impl ReplayedRequests {
     /// How many requests are in flight follows from how long each takes, which few access logs tell.
     pub(crate) fn applicable(
         &mut self,
-        limits: Limits<Policy>,
-    ) -> Result<(Limits<Policy>, Option<String>), Failure> {
+        limits: Limits<AnyAlgorithm>,
+    ) -> Result<(Limits<AnyAlgorithm>, Option<String>), Failure> {
         let (leases, others): (Vec<_>, Vec<_>) =
             limits.iter().partition(|limit| limit.algorithm().has_leases());
         if leases.is_empty() {

@@ -64,15 +64,15 @@ fn limits(tally: &Tally) -> Vec<Value> {
         let limit = &counts.limit;
         let needs = counts.needs.as_ref().map(|needs| {
             json!({
-                "capacity": needs.policy.capacity(),
-                "callers_denied_alone": needs.denied(&needs.policy),
+                "capacity": needs.algorithm.capacity(),
+                "callers_denied_alone": needs.denied(&needs.algorithm),
                 "most_admitted": needs.most_admitted(),
-                "denies_none": needs.smallest(0).map(|policy| in_words(&policy, limit)),
+                "denies_none": needs.smallest(0).map(|algorithm| in_words(&algorithm, limit)),
                 "callers": needs.histogram().into_iter().collect::<Vec<_>>(),
             })
         });
         json!({
-            "name": limit.name(), "policy": in_words(limit.algorithm(), limit),
+            "name": limit.name(), "algorithm": in_words(limit.algorithm(), limit),
             "identifiers": limit.identifier_names().collect::<Vec<_>>(), "shadow": limit.is_shadow(),
             "applied": counts.applied, "denied": counts.denied, "needs": needs,
             "nearness": counts.nearness.as_ref().map(Nearness::histogram),

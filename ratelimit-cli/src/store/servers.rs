@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use percent_encoding::percent_decode_str;
 use ratelimit_core::store::{Batch, Check, Op};
-use ratelimit_core::{Limit, Limits, Policy, Store, Verdict};
+use ratelimit_core::{AnyAlgorithm, Limit, Limits, Store, Verdict};
 use ratelimit_redis::{Cas, Lua, Multi, RedisError, RedisStore, RedisUrl, Tag};
 
 use crate::args::CallerArgs;
@@ -95,23 +95,23 @@ macro_rules! in_each_mode {
 }
 pub(crate) use in_each_mode;
 
-impl Store<Policy> for Remote {
+impl Store<AnyAlgorithm> for Remote {
     type Error = RedisError;
 
-    async fn apply(&self, batch: &Batch<'_, Policy>) -> Result<Verdict, RedisError> {
+    async fn apply(&self, batch: &Batch<'_, AnyAlgorithm>) -> Result<Verdict, RedisError> {
         in_each_mode!(self, store => store.apply(batch).await)
     }
 }
 
 /// Applies an operation to these limits, each at its own key, in one batch. A limiter would leave out shadow limits,
 /// and would refuse a caller without a required identifier: the tool asks about any caller.
-pub(crate) async fn apply_to<S: Store<Policy, Error = RedisError>>(
+pub(crate) async fn apply_to<S: Store<AnyAlgorithm, Error = RedisError>>(
     store: &S,
-    keyed: &[(&Limit<Policy>, Cow<'_, str>)],
+    keyed: &[(&Limit<AnyAlgorithm>, Cow<'_, str>)],
     op: Op,
     cost: u64,
 ) -> Result<Verdict, RedisError> {
-    let checks: Vec<Check<'_, Policy>> =
+    let checks: Vec<Check<'_, AnyAlgorithm>> =
         keyed.iter().map(|(limit, key)| Check { limit, key, cost }).collect();
     let batch = Batch::new(&checks)?;
     store.apply(&batch.op(op)).await
@@ -122,7 +122,7 @@ pub(crate) async fn connect(
     redis: &Redis,
     prefix: &str,
     secret: Option<&[u8]>,
-    limits: &Limits<Policy>,
+    limits: &Limits<AnyAlgorithm>,
 ) -> Result<Remote, Failure> {
     let failed = |error: RedisError| Failure::store(&format!("--store {}", redis.url), &error);
     if redis.url.mode() == Some(Multi::NAME) {
@@ -150,7 +150,7 @@ pub(crate) fn may_scan(redis: &Redis, prefix: &str) -> String {
 pub(crate) async fn of_caller(
     args: &CallerArgs,
     command: &str,
-    limits: &Limits<Policy>,
+    limits: &Limits<AnyAlgorithm>,
 ) -> Result<(Remote, impl Fn(RedisError) -> Failure), Failure> {
     let redis = Redis::lasting(&args.store, command)?;
     let secret = secret(args.secret_file.as_deref())?;

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use ratelimit_core::Policy;
+use ratelimit_core::AnyAlgorithm;
 use ratelimit_servers::RedisServer;
 use serde_json::Value;
 
@@ -52,7 +52,7 @@ fn policy() -> String {
         }
         limit => limit,
     };
-    let policy: String = Policy::NAMES.iter().map(of_each).collect();
+    let policy: String = AnyAlgorithm::NAMES.iter().map(of_each).collect();
     policy
         + &limit("trial", "ip", "gcra 3/h", "shadow = true")
         + &limit("per-user", "user", "gcra 3/h", "")

@@ -157,10 +157,10 @@ fn a_request_holds_its_place_for_as_long_as_it_took() {
     // What is proposed denies nothing, and one less denies.
     scene.write("policy.toml", jobs_limit);
     let proposed = &scene.command("suggest", &["--target", "0%", "--json", "trace"]).json()[0];
-    let policy = proposed["proposed"]["policy"].as_str().expect("a policy");
+    let algorithm = proposed["proposed"]["algorithm"].as_str().expect("an algorithm");
     let most = (0..jobs().len()).map(|n| {
         let (at, _) = jobs()[n];
         jobs()[..=n].iter().filter(|(from, took)| from + (*took).min(30_000_000) > at).count()
     });
-    assert_eq!(policy, format!("concurrency {}/30s", most.max().expect("jobs")));
+    assert_eq!(algorithm, format!("concurrency {}/30s", most.max().expect("jobs")));
 }

@@ -274,7 +274,7 @@ fn the_page_answers_in_order_and_a_limit_is_right_as_suggest_says() {
     for (limit, row) in data["limits"].as_array().expect("limits").iter().zip(&proposed) {
         let (needs, is_met) = (&limit["needs"], number(limit, "applied") > 0);
         assert_eq!(needs["callers_denied_alone"], row["now"]["callers_denied"], "{row}");
-        assert!(!is_met || needs["denies_none"] == row["proposed"]["policy"], "{row}");
+        assert!(!is_met || needs["denies_none"] == row["proposed"]["algorithm"], "{row}");
         let callers: Vec<[u64; 2]> =
             serde_json::from_value(needs["callers"].clone()).expect("pairs");
         assert_eq!(callers.iter().map(|[_, callers]| callers).sum::<u64>(), number(row, "callers"));

@@ -6,7 +6,7 @@ use std::fs;
 
 use boon::{Compiler, SchemaIndex, Schemas};
 use proptest::prelude::*;
-use ratelimit_core::{Limits, OnOutage, Policy};
+use ratelimit_core::{AnyAlgorithm, Limits, OnOutage};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
@@ -75,7 +75,7 @@ fn validator() -> Validator {
     Validator(schemas, index)
 }
 
-fn parsed(document: &Value) -> Result<Limits<Policy>, String> {
+fn parsed(document: &Value) -> Result<Limits<AnyAlgorithm>, String> {
     Limits::deserialize(document).map_err(|error| error.to_string())
 }
 
@@ -114,8 +114,8 @@ fn the_schema_has_the_parsers_fields_and_names_and_describes_each() {
         let description = is["description"].as_str().unwrap_or_default();
         assert!(description.len() > 30, "{field}: {description}");
     }
-    assert_eq!(limit["algorithm"]["enum"], json!(Policy::NAMES));
-    for name in Policy::NAMES {
+    assert_eq!(limit["algorithm"]["enum"], json!(AnyAlgorithm::NAMES));
+    for name in AnyAlgorithm::NAMES {
         let line = format!("\n- {name}: ");
         assert!(limit["algorithm"]["description"].as_str().is_some_and(|all| all.contains(&line)));
     }
@@ -173,7 +173,11 @@ fn every_policy_of_the_repository_validates() {
     for (path, text) in in_the_workspace() {
         let Ok(document) = toml::from_str::<Value>(&text) else { continue };
         let is_policy = agree(&validator, &document).expect(&path);
-        assert_eq!(toml::from_str::<Limits<Policy>>(&text).is_ok(), is_policy, "{path}: {text}");
+        assert_eq!(
+            toml::from_str::<Limits<AnyAlgorithm>>(&text).is_ok(),
+            is_policy,
+            "{path}: {text}"
+        );
         if is_policy {
             policies += 1;
             files.insert(path);
@@ -191,7 +195,7 @@ fn values() -> [Value; 2] {
     let rates = |number: usize| ["1/s", "2/s", "3/s", "4/s", "5/s"][..number].to_vec();
     let accepted = json!({
         "name": ["a", "A.b_c-9", long(64)],
-        "algorithm": Policy::NAMES,
+        "algorithm": AnyAlgorithm::NAMES,
         "key": [null, [], ["ip"], ["ip", "path"], [long(64)]],
         "rate": [null, "1/s", "4096/2us", " 01 / 05 ms "],
         "burst": [null, 1, 1_000],
@@ -236,7 +240,7 @@ fn both_refuse_each_mistake_and_agree_on_any_two_options_of_each_algorithm() {
     let mut refused = fields(&refused);
     refused.extend(accepted.iter().map(|(field, _)| (*field, &object)));
     let mut found = BTreeSet::new();
-    for name in Policy::NAMES {
+    for name in AnyAlgorithm::NAMES {
         let with = |changes: &[(&str, &Value)]| {
             let mut limit = match *name {
                 "bucketed-window" => json!({ "bucket": "1s", "rates": ["1/s"] }),

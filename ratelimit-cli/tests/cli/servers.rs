@@ -3,7 +3,7 @@
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use ratelimit_core::Policy;
+use ratelimit_core::AnyAlgorithm;
 use ratelimit_servers::RedisServer;
 use serde_json::{Value, json};
 
@@ -29,7 +29,7 @@ fn named<'v>(list: &'v Value, name: &str) -> &'v Value {
 fn each_command_tells_two_limits_apart_whatever_differs() {
     let server = RedisServer::start().expect("a server");
     let url = server.url();
-    let mut rows: Vec<_> = Policy::NAMES
+    let mut rows: Vec<_> = AnyAlgorithm::NAMES
         .iter()
         .map(|name| (*name, of("one", "ip", name, 3, ""), of("two", "ip", name, 9, "")))
         .collect();
@@ -150,7 +150,7 @@ fn heal_frees_every_algorithm_and_each_of_two_limits() {
     const AHEAD: i64 = 100 * 86_400;
     let (server, clock) = RedisServer::start_with_clock().expect("a server and cc");
     let url = server.url();
-    for (place, algorithm) in Policy::NAMES.iter().enumerate() {
+    for (place, algorithm) in AnyAlgorithm::NAMES.iter().enumerate() {
         let [one, two] =
             [("one", 3), ("two", 9)].map(|(name, room)| of(name, "ip", algorithm, room, ""));
         let scene = Scene::new(&if place % 2 == 0 { one + &two } else { two + &one });

@@ -56,5 +56,5 @@ fn the_cost_under_a_limit_is_that_of_all_of_its_windows() {
     };
     let scene = Scene::with(steps, [(100, 4), (101, 4), (102, 4)].map(line).concat());
     let row = &scene.command("suggest", &["--target", "0%", "--json", "input"]).exits(0).json()[0];
-    assert_eq!(row["proposed"]["policy"], "bucketed-window bucket 1s rates 8/1s, 12/10s");
+    assert_eq!(row["proposed"]["algorithm"], "bucketed-window bucket 1s rates 8/1s, 12/10s");
 }

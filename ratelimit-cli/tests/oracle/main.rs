@@ -340,17 +340,17 @@ impl Case {
                 continue;
             }
             let row = &row["proposed"];
-            let policy = row["policy"].as_str().expect("a policy");
+            let algorithm = row["algorithm"].as_str().expect("an algorithm");
             let capacity = if limit.is_bucket() {
-                policy.split(" burst ").nth(1).and_then(|rest| rest.split(' ').next())
+                algorithm.split(" burst ").nth(1).and_then(|rest| rest.split(' ').next())
             } else {
-                policy.split('/').next().and_then(|head| head.rsplit(' ').next())
+                algorithm.split('/').next().and_then(|head| head.rsplit(' ').next())
             };
             let due = if limit.is_bucket() { proposed.burst } else { proposed.count };
-            assert_eq!(capacity, Some(&*due.to_string()), "{policy}\n{needs:?}\n{}", self.about);
+            assert_eq!(capacity, Some(&*due.to_string()), "{algorithm}\n{needs:?}\n{}", self.about);
             let found = [&row["callers_denied"], &row["callers_denied_together"]];
             let due = [denied(proposed), replay::callers(limit, &together)[0]];
-            assert_eq!(found, due.map(|n| json!(n)).each_ref(), "{policy}\n{}", self.about);
+            assert_eq!(found, due.map(|n| json!(n)).each_ref(), "{algorithm}\n{}", self.about);
         }
     }
 }

@@ -84,7 +84,8 @@ pub type Gcra = LeakyBucket<false>;
 /// ```
 pub type TokenBucket = LeakyBucket<true>;
 
-/// [`Gcra`], or [`TokenBucket`] if `TOKENS`: one algorithm, which a [`Policy`](crate::Policy) knows by both names.
+/// [`Gcra`], or [`TokenBucket`] if `TOKENS`: one algorithm, which a
+/// [`AnyAlgorithm`](crate::AnyAlgorithm) knows by both names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LeakyBucket<const TOKENS: bool> {
     refill: Refill,

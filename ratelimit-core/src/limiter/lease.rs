@@ -16,7 +16,7 @@ impl<'a, S: SyncStore<A>, A: Algorithm, C: Identifiers + ?Sized> Request<'a, S, 
     ///
     /// ```
     /// # use ratelimit_core::*;
-    /// # fn example<S: SyncStore<Policy>>(limiter: RateLimiter<S>) -> Result<(), S::Error> {
+    /// # fn example<S: SyncStore<AnyAlgorithm>>(limiter: RateLimiter<S>) -> Result<(), S::Error> {
     /// match limiter.request("alice").cost(2).lease_now()? {
     ///     Leased::Granted(_lease) => { /* at work; the lease ends with this block */ }
     ///     Leased::Denied(verdict) => println!("busy, for {:?} at most", verdict.retry_after()),

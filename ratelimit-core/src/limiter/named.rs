@@ -19,7 +19,7 @@ impl<S, A: Algorithm> RateLimiter<S, A> {
     ///
     /// ```
     /// # use ratelimit_core::*;
-    /// # fn example<S: SyncStore<Policy>>(store: S) -> Result<(), Box<dyn std::error::Error>> {
+    /// # fn example<S: SyncStore<AnyAlgorithm>>(store: S) -> Result<(), Box<dyn std::error::Error>> {
     /// let limits = Limits::builder()
     ///     .limit("burst", Gcra::per_second(10).burst(20)).by(["ip"])
     ///     .limit("daily", FixedWindow::per_day(5_000)).by(["user"])

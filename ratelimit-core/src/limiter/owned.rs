@@ -40,7 +40,7 @@ impl<S: Store<A> + 'static, A: Algorithm + 'static> RateLimiter<S, A> {
     /// ```
     /// # use ratelimit_core::*;
     /// # use std::sync::Arc;
-    /// # async fn example<S: Store<Policy> + 'static>(limiter: Arc<RateLimiter<S>>) -> Result<(), ReserveError<S::Error>> {
+    /// # async fn example<S: Store<AnyAlgorithm> + 'static>(limiter: Arc<RateLimiter<S>>) -> Result<(), ReserveError<S::Error>> {
     /// match limiter.reserve_owned("alice", 4_000).await? {
     ///     Reserved::Granted(reservation) => {
     ///         tokio::spawn(async move {
@@ -167,8 +167,8 @@ impl<E: StoreError> StoreError for ReserveError<E> {
 /// ```
 /// # use ratelimit_core::*;
 /// # use std::time::Duration;
-/// # async fn example<S: Store<Policy> + 'static>(
-/// #     reservation: OwnedReservation<S, Policy, &'static str>,
+/// # async fn example<S: Store<AnyAlgorithm> + 'static>(
+/// #     reservation: OwnedReservation<S, AnyAlgorithm, &'static str>,
 /// #     mut work: impl Future<Output = u64> + Unpin,
 /// # ) -> Result<Verdict, S::Error> {
 /// let tokens_used = loop {

@@ -1,7 +1,7 @@
 //! Stores chosen at run time: [`DynStore`], [`DynSnapshotStore`] and [`DynError`].
 //!
-//! `Arc<dyn DynStore<Policy>>` is a [`Store`] again, at the price of one boxed future per call, and
-//! `Arc<dyn DynSnapshotStore<Policy>>` a [`SnapshotStore`].
+//! `Arc<dyn DynStore<AnyAlgorithm>>` is a [`Store`] again, at the price of one boxed future per
+//! call, and `Arc<dyn DynSnapshotStore<AnyAlgorithm>>` a [`SnapshotStore`].
 
 use alloc::boxed::Box;
 use core::error::Error;
@@ -45,7 +45,7 @@ impl<A: Algorithm, S: Store<A>> DynStore<A> for S {
 }
 
 /// [`SnapshotStore`] with its future and its error boxed. Every such store is one. A store around a store that is chosen at
-/// run time, such as a cache of denials, takes `Arc<dyn DynSnapshotStore<Policy>>`.
+/// run time, such as a cache of denials, takes `Arc<dyn DynSnapshotStore<AnyAlgorithm>>`.
 #[async_trait]
 pub trait DynSnapshotStore<A: Algorithm>: DynStore<A> {
     /// As [`SnapshotStore::apply_with_snapshot`].

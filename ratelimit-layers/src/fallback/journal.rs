@@ -216,17 +216,23 @@ impl<A: Algorithm + Clone> Journal<A> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use ratelimit_core::{Policy, Timestamp};
+    use ratelimit_core::{AnyAlgorithm, Timestamp};
 
-    fn limit(words: &str) -> Limit<Policy> {
+    fn limit(words: &str) -> Limit<AnyAlgorithm> {
         Limit::new("burst", words.parse().expect(words)).expect("a name")
     }
 
-    fn add(journal: &Journal<Policy>, limit: &Limit<Policy>, key: &str, cost: u64, now: Now) {
+    fn add(
+        journal: &Journal<AnyAlgorithm>,
+        limit: &Limit<AnyAlgorithm>,
+        key: &str,
+        cost: u64,
+        now: Now,
+    ) {
         journal.add(limit, key, (cost, now), |_, _, _| true);
     }
 
-    fn pop(journal: &Journal<Policy>) -> Option<(Place, PendingCharges<Policy>)> {
+    fn pop(journal: &Journal<AnyAlgorithm>) -> Option<(Place, PendingCharges<AnyAlgorithm>)> {
         journal.pop(0..journal.end())
     }
 

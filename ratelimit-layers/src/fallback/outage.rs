@@ -274,7 +274,7 @@ impl<A: LocalAlgorithm, C: Clock> Outage<A, C> {
 
 #[cfg(test)]
 mod tests {
-    use ratelimit_core::Policy;
+    use ratelimit_core::AnyAlgorithm;
 
     use super::*;
     use crate::Fallback;
@@ -282,12 +282,13 @@ mod tests {
     #[test]
     fn the_shares_of_limits_that_come_and_go_are_bounded() {
         let limit = |n: usize| {
-            let policy: Policy = "gcra 60/m burst 60".parse().expect("a policy");
+            let algorithm: AnyAlgorithm = "gcra 60/m burst 60".parse().expect("an algorithm");
             Limit::new(&format!("l{n}"), policy).expect("a name").on_outage(OnOutage::Local)
         };
         let limits = Limits::new([limit(0)]).expect("one");
         let settings = Fallback::builder().nodes(NonZeroU64::MIN);
-        let fallback = settings.build(MemoryStore::<Policy>::new(), &limits).expect("a choice");
+        let fallback =
+            settings.build(MemoryStore::<AnyAlgorithm>::new(), &limits).expect("a choice");
         let outage = &fallback.inner.outage;
         for n in 0..MOST_SHARES + 9 {
             let _ = outage.share_of(&limit(n)).expect("a share");

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use arc_swap::ArcSwapOption;
 use derive_where::derive_where;
-use ratelimit_core::{Algorithm, ConfigError, Limits, Policy, RateLimiter, Store};
+use ratelimit_core::{Algorithm, AnyAlgorithm, ConfigError, Limits, RateLimiter, Store};
 
 use super::{Reload, ReloadState};
 use crate::lock;
@@ -14,7 +14,7 @@ use crate::lock;
 ///
 /// See [`Reload::part`].
 #[derive_where(Clone, Debug)]
-pub struct Part<S, A = Policy> {
+pub struct Part<S, A = AnyAlgorithm> {
     reload: Reload<S, A>,
     /// `None` for all limits.
     names: Option<Arc<[Box<str>]>>,
@@ -42,7 +42,7 @@ impl<S: Store<A>, A: Algorithm + Clone + PartialEq> Reload<S, A> {
     /// limit nothing. Users of a part see a new policy with their next request.
     ///
     /// ```
-    /// use ratelimit_core::{Limits, Policy};
+    /// use ratelimit_core::{Limits, AnyAlgorithm};
     /// use ratelimit_layers::Reload;
     /// use ratelimit_memory::MemoryStore;
     ///
@@ -50,7 +50,7 @@ impl<S: Store<A>, A: Algorithm + Clone + PartialEq> Reload<S, A> {
     ///     let limit = |name| format!("[[limit]]\nname = '{name}'\nalgorithm = 'gcra'\nrate = '10/s'\n");
     ///     limit("all") + &limit(name)
     /// };
-    /// let limits: Limits<Policy> = toml::from_str(&policy("search.burst"))?;
+    /// let limits: Limits<AnyAlgorithm> = toml::from_str(&policy("search.burst"))?;
     /// let reload = Reload::new(limits, MemoryStore::new());
     /// let (all, searches) = (reload.part(["all"])?, reload.part(["search.*"])?);
     /// assert_eq!(searches.limiter().limits().iter().count(), 1);

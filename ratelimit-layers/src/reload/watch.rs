@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use ratelimit_core::{Policy, Store};
+use ratelimit_core::{AnyAlgorithm, Store};
 use tokio::task::JoinSet;
 use tokio::time::{MissedTickBehavior, interval};
 
@@ -25,7 +25,7 @@ pub struct Watch {
     _task: JoinSet<()>,
 }
 
-impl<S: Store<Policy> + 'static> Reload<S> {
+impl<S: Store<AnyAlgorithm> + 'static> Reload<S> {
     /// Looks at this file once per `every`, at least a millisecond, and replaces the limits when it has changed. `told` gets
     /// every change and every error, and the watch goes on if it panics; [`last_error`](Self::last_error) keeps the last error.
     ///

@@ -7,7 +7,7 @@ use std::time::Duration;
 use proptest::prelude::*;
 use ratelimit_core::store::{Batch, Check, Now, Op, Reservation};
 use ratelimit_core::{
-    ErrorKind, Limit, ManualClock, Policy, ReservationId, Source, Store, SyncStore, Verdict,
+    AnyAlgorithm, ErrorKind, Limit, ManualClock, ReservationId, Source, Store, SyncStore, Verdict,
 };
 use ratelimit_layers::{AllotmentCounts, Allotments, AllotmentsBuilder};
 use ratelimit_testkit::block_on;
@@ -17,7 +17,7 @@ use crate::common::{
     BEGIN, Fake, Mode, UNAVAILABLE, ask, ask_all, left, limit, memory, operate, poll, settled,
 };
 
-type Scripted = Allotments<Fake, Policy, ManualClock>;
+type Scripted = Allotments<Fake, AnyAlgorithm, ManualClock>;
 
 const LIFETIME: Duration = Duration::from_millis(500);
 const MILLISECOND: Duration = Duration::from_millis(1);
@@ -27,17 +27,17 @@ fn greedy(clock: &ManualClock) -> AllotmentsBuilder<ManualClock> {
     Allotments::builder().clock(clock.clone()).divisor(1).lifetime(LIFETIME)
 }
 
-fn scripted() -> (Scripted, Limit<Policy>, ManualClock) {
+fn scripted() -> (Scripted, Limit<AnyAlgorithm>, ManualClock) {
     let clock = ManualClock::new(BEGIN);
     (greedy(&clock).build(Fake::new(&clock)), daily(), clock)
 }
 
-fn daily() -> Limit<Policy> {
+fn daily() -> Limit<AnyAlgorithm> {
     limit("daily", "fixed-window 100/d")
 }
 
 /// Asks until 7 were admitted: 1, then a draw of 2, then one of 4. The next request draws eight.
-async fn seven(store: &Scripted, limit: &Limit<Policy>) {
+async fn seven(store: &Scripted, limit: &Limit<AnyAlgorithm>) {
     for _ in 0..7 {
         assert!(ask(store, limit, "alice", 1).await.allowed());
     }
@@ -45,7 +45,7 @@ async fn seven(store: &Scripted, limit: &Limit<Policy>) {
 }
 
 /// Draws eight and uses two of them.
-async fn two_of_eight(store: &Scripted, limit: &Limit<Policy>) {
+async fn two_of_eight(store: &Scripted, limit: &Limit<AnyAlgorithm>) {
     seven(store, limit).await;
     for _ in 0..2 {
         assert!(ask(store, limit, "alice", 1).await.allowed());
@@ -54,7 +54,7 @@ async fn two_of_eight(store: &Scripted, limit: &Limit<Policy>) {
 }
 
 /// What went back, what was forfeited, and what Alice has left in the store.
-fn ended(store: &Scripted, limit: &Limit<Policy>) -> [u64; 3] {
+fn ended(store: &Scripted, limit: &Limit<AnyAlgorithm>) -> [u64; 3] {
     let AllotmentCounts { given_back, forfeited, .. } = store.counts();
     [given_back, forfeited, store.store().left(limit, "alice")]
 }
@@ -66,7 +66,7 @@ fn of_many_threads_at_one_moment_none_is_admitted_beyond_the_limits_and_nothing_
         let limits = [limit("a", words), limit("b", words)];
         let store = greedy(&clock).build(memory(&clock));
         let either_way = [limits.clone(), [limits[1].clone(), limits[0].clone()]];
-        let asks: [&[Limit<Policy>]; 4] =
+        let asks: [&[Limit<AnyAlgorithm>]; 4] =
             [&limits[..1], &limits[1..], &either_way[0], &either_way[1]];
         let admitted = |thread: usize, rounds: usize| {
             let mut admitted = [0; 2];
@@ -277,7 +277,7 @@ async fn slots_are_bounded_and_one_that_goes_gives_back_what_it_has() {
 #[tokio::test(start_paused = true)]
 async fn requests_that_cannot_be_served_go_to_the_store_as_they_are() {
     let (store, daily, _) = scripted();
-    let ask_store = async |batch: Batch<'_, Policy>| {
+    let ask_store = async |batch: Batch<'_, AnyAlgorithm>| {
         for _ in 0..6 {
             let verdict = store.apply(&batch).await.expect("decides");
             assert!(verdict.source() == Source::Store);

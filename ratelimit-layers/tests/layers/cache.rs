@@ -9,7 +9,8 @@ use std::time::Duration;
 
 use ratelimit_core::store::{Batch, Check, Now, Op};
 use ratelimit_core::{
-    Algorithm as _, Limit, ManualClock, Policy, ReservationId, Source, Store, Timestamp, Verdict,
+    Algorithm as _, AnyAlgorithm, Limit, ManualClock, ReservationId, Source, Store, Timestamp,
+    Verdict,
 };
 use ratelimit_layers::{DenialCache, DenialCacheBuilder};
 use ratelimit_testkit::block_on;
@@ -19,7 +20,7 @@ use crate::common::{BEGIN, Fake, Mode, ask, limit, operate, poll};
 /// No trace needs more requests than this for one answer of the cache.
 const REQUESTS_PER_DENIAL: u64 = 200;
 
-type Cached = DenialCache<Fake, Policy, ManualClock>;
+type Cached = DenialCache<Fake, AnyAlgorithm, ManualClock>;
 
 /// A store that answers at the second poll.
 const SLOW: Mode = Mode::Late(Duration::ZERO);
@@ -34,21 +35,21 @@ fn cached() -> (Cached, ManualClock) {
     (lasting(&clock).build(Fake::new(&clock)), clock)
 }
 
-fn apply(store: &Cached, batch: &Batch<'_, Policy>) -> Verdict {
+fn apply(store: &Cached, batch: &Batch<'_, AnyAlgorithm>) -> Verdict {
     block_on(store.apply(batch)).expect("decides")
 }
 
-fn check(store: &Cached, limit: &Limit<Policy>, cost: u64) -> Verdict {
+fn check(store: &Cached, limit: &Limit<AnyAlgorithm>, cost: u64) -> Verdict {
     block_on(ask(store, limit, "alice", cost))
 }
 
 /// Three an hour.
-fn three() -> Limit<Policy> {
+fn three() -> Limit<AnyAlgorithm> {
     limit("three", "gcra 3/h burst 3")
 }
 
 /// Lets a limit of three admit all, and deny once.
-fn exhaust(store: &Cached, limit: &Limit<Policy>) {
+fn exhaust(store: &Cached, limit: &Limit<AnyAlgorithm>) {
     assert!(check(store, limit, 3).allowed());
     assert!(!check(store, limit, 1).allowed());
     store.store().calls();
@@ -344,7 +345,7 @@ fn a_batch_is_not_denied_because_one_server_is_ahead_of_another() {
         let cache: Cached = lasting(&local).build(Fake::new(&server));
         let limit = limit("api", "gcra 1/s burst 10");
         let check = |key, cost| Check { limit: &limit, key, cost };
-        let ask = |checks: &[Check<'_, Policy>]| {
+        let ask = |checks: &[Check<'_, AnyAlgorithm>]| {
             let batch = Batch::new(checks).expect("distinct");
             let verdict = block_on(cache.apply(&batch)).expect("decides");
             (verdict.allowed(), verdict.source())

@@ -4,12 +4,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use proptest::prelude::*;
-use ratelimit_core::{Algorithm, Clock, ManualClock, Policy};
+use ratelimit_core::{Algorithm, AnyAlgorithm, Clock, ManualClock};
 use ratelimit_layers::Allotments;
 
 use crate::common::{BEGIN, Memory, ask, limit, memory, paused, settled};
 
-type Node = Allotments<Arc<Memory>, Policy, ManualClock>;
+type Node = Allotments<Arc<Memory>, AnyAlgorithm, ManualClock>;
 
 const LIFETIME: Duration = Duration::from_millis(500);
 

@@ -10,10 +10,10 @@ use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use metrics_util::debugging::{DebugValue, DebuggingRecorder};
-use ratelimit_core::algorithm::{PolicyState, WindowEntry};
+use ratelimit_core::algorithm::{AnyState, WindowEntry};
 use ratelimit_core::store::{Batch, Check, EntryStore, Now, Op, SnapshotStore, WithSnapshot};
 use ratelimit_core::{
-    Clock, ErrorKind, Limit, Limits, ManualClock, Policy, Refusal, ReservationId, Store,
+    AnyAlgorithm, Clock, ErrorKind, Limit, Limits, ManualClock, Refusal, ReservationId, Store,
     StoreError, Verdict,
 };
 use ratelimit_layers::{Allotments, DenialCache, Fallback, FallbackBuilder};
@@ -23,7 +23,7 @@ use tokio::runtime::Runtime;
 use tokio::sync::watch;
 use tokio::task::yield_now;
 
-pub(crate) type Memory = MemoryStore<Policy, ManualClock>;
+pub(crate) type Memory = MemoryStore<AnyAlgorithm, ManualClock>;
 
 pub(crate) use crate::simulation::shared::BEGIN;
 pub(crate) const ID: ReservationId = ReservationId::new(42);
@@ -118,7 +118,7 @@ impl Fake {
     }
 
     /// What a key has left in the store itself.
-    pub(crate) fn left(&self, limit: &Limit<Policy>, key: &str) -> u64 {
+    pub(crate) fn left(&self, limit: &Limit<AnyAlgorithm>, key: &str) -> u64 {
         left(&self.memory, limit, key)
     }
 
@@ -127,19 +127,19 @@ impl Fake {
     }
 }
 
-impl Store<Policy> for Fake {
+impl Store<AnyAlgorithm> for Fake {
     type Error = FakeError;
 
-    async fn apply(&self, batch: &Batch<'_, Policy>) -> Result<Verdict, FakeError> {
+    async fn apply(&self, batch: &Batch<'_, AnyAlgorithm>) -> Result<Verdict, FakeError> {
         Ok(self.apply_with_snapshot(batch).await?.0)
     }
 }
 
-impl SnapshotStore<Policy> for Fake {
+impl SnapshotStore<AnyAlgorithm> for Fake {
     async fn apply_with_snapshot(
         &self,
-        batch: &Batch<'_, Policy>,
-    ) -> Result<WithSnapshot<PolicyState>, FakeError> {
+        batch: &Batch<'_, AnyAlgorithm>,
+    ) -> Result<WithSnapshot<AnyState>, FakeError> {
         self.calls.fetch_add(1, SeqCst);
         let _ = self.is_open.subscribe().wait_for(|is_open| *is_open).await;
         let next = self.next.lock().expect("no panic").take();
@@ -167,10 +167,10 @@ impl SnapshotStore<Policy> for Fake {
     }
 }
 
-impl EntryStore<Policy> for Fake {
+impl EntryStore<AnyAlgorithm> for Fake {
     async fn entries(
         &self,
-        limit: &Limit<Policy>,
+        limit: &Limit<AnyAlgorithm>,
         key: &str,
         now: Now,
     ) -> Result<Vec<WindowEntry>, FakeError> {
@@ -186,32 +186,32 @@ pub(crate) fn memory(clock: &ManualClock) -> Memory {
     MemoryStore::builder().shards(4).clock(clock.clone()).build()
 }
 
-pub(crate) fn limits(all: &[Limit<Policy>]) -> Limits<Policy> {
+pub(crate) fn limits(all: &[Limit<AnyAlgorithm>]) -> Limits<AnyAlgorithm> {
     Limits::new(all.iter().cloned()).expect("limits")
 }
 
 /// A request of a key of each of these limits.
 pub(crate) fn checks<'c>(
-    limits: &'c [Limit<Policy>],
+    limits: &'c [Limit<AnyAlgorithm>],
     key: &'c str,
     cost: u64,
-) -> Vec<Check<'c, Policy>> {
+) -> Vec<Check<'c, AnyAlgorithm>> {
     limits.iter().map(|limit| Check { limit, key, cost }).collect()
 }
 
 /// What a store says about a request of one key of these limits.
-pub(crate) async fn ask_all<S: Store<Policy>>(
+pub(crate) async fn ask_all<S: Store<AnyAlgorithm>>(
     store: &S,
-    limits: &[Limit<Policy>],
+    limits: &[Limit<AnyAlgorithm>],
     key: &str,
     cost: u64,
 ) -> Verdict {
     store.apply(&Batch::new(&checks(limits, key, cost)).expect("distinct")).await.expect("decides")
 }
 
-pub(crate) async fn ask<S: Store<Policy>>(
+pub(crate) async fn ask<S: Store<AnyAlgorithm>>(
     store: &S,
-    limit: &Limit<Policy>,
+    limit: &Limit<AnyAlgorithm>,
     key: &str,
     cost: u64,
 ) -> Verdict {
@@ -219,10 +219,10 @@ pub(crate) async fn ask<S: Store<Policy>>(
 }
 
 /// Does this of one key.
-pub(crate) async fn operate<S: Store<Policy>>(
+pub(crate) async fn operate<S: Store<AnyAlgorithm>>(
     store: &S,
     op: Op,
-    limit: &Limit<Policy>,
+    limit: &Limit<AnyAlgorithm>,
     key: &str,
     cost: u64,
 ) -> Verdict {
@@ -230,7 +230,11 @@ pub(crate) async fn operate<S: Store<Policy>>(
 }
 
 /// What a key has left in a store that answers at once.
-pub(crate) fn left<S: Store<Policy>>(store: &S, limit: &Limit<Policy>, key: &str) -> u64 {
+pub(crate) fn left<S: Store<AnyAlgorithm>>(
+    store: &S,
+    limit: &Limit<AnyAlgorithm>,
+    key: &str,
+) -> u64 {
     ratelimit_testkit::block_on(operate(store, Op::Peek, limit, key, 0)).remaining()
 }
 
@@ -239,18 +243,21 @@ pub(crate) fn fallback<S, C: Clock + Clone>(
     settings: FallbackBuilder,
     store: S,
     clock: &C,
-    all: &[Limit<Policy>],
-) -> Fallback<S, Policy, C> {
+    all: &[Limit<AnyAlgorithm>],
+) -> Fallback<S, AnyAlgorithm, C> {
     let settings = settings.nodes(NODES).clock(clock.clone());
     settings.build(store, &limits(all)).expect("choices")
 }
 
-pub(crate) fn cache<S>(store: S, clock: &ManualClock) -> DenialCache<S, Policy, ManualClock> {
+pub(crate) fn cache<S>(store: S, clock: &ManualClock) -> DenialCache<S, AnyAlgorithm, ManualClock> {
     DenialCache::builder().clock(clock.clone()).build(store)
 }
 
 /// Allotments that take all that is left.
-pub(crate) fn allotments<S>(store: S, clock: &ManualClock) -> Allotments<S, Policy, ManualClock> {
+pub(crate) fn allotments<S>(
+    store: S,
+    clock: &ManualClock,
+) -> Allotments<S, AnyAlgorithm, ManualClock> {
     Allotments::builder().clock(clock.clone()).divisor(1).build(store)
 }
 

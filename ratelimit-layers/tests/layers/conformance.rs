@@ -4,9 +4,9 @@ use std::marker::PhantomData;
 use std::sync::Arc;
 use std::time::Duration;
 
-use ratelimit_core::algorithm::PolicyState;
+use ratelimit_core::algorithm::AnyState;
 use ratelimit_core::store::{Batch, Op};
-use ratelimit_core::{Limit, ManualClock, OnOutage, Policy, Store, Verdict};
+use ratelimit_core::{AnyAlgorithm, Limit, ManualClock, OnOutage, Store, Verdict};
 use ratelimit_layers::{Allotments, DenialCache, Fallback, Metrics, TopDenied, Traced};
 use ratelimit_testkit::{
     AlgorithmKind, ByOwnClock, Harness, Property, Scope, StoreClock, block_on, conformance,
@@ -20,7 +20,7 @@ use crate::common::{BEGIN, Memory, limit, limits, memory, operate};
 const CALLS_TO_SWEEP: usize = 200;
 
 /// A layer around memory.
-trait Layer: Store<Policy> {
+trait Layer: Store<AnyAlgorithm> {
     /// Whether it waits, so that it needs a runtime.
     const WAITS: bool = false;
 
@@ -28,7 +28,7 @@ trait Layer: Store<Policy> {
 }
 
 /// While the store within answers, a fallback and those that only observe change nothing.
-type Healthy = Metrics<Traced<TopDenied<Fallback<Arc<Memory>, Policy, ManualClock>>>>;
+type Healthy = Metrics<Traced<TopDenied<Fallback<Arc<Memory>, AnyAlgorithm, ManualClock>>>>;
 
 impl Layer for Healthy {
     const WAITS: bool = true;
@@ -43,13 +43,13 @@ impl Layer for Healthy {
     }
 }
 
-impl Layer for DenialCache<Arc<Memory>, Policy, ManualClock> {
+impl Layer for DenialCache<Arc<Memory>, AnyAlgorithm, ManualClock> {
     fn around(memory: Arc<Memory>, clock: &ManualClock) -> Self {
         DenialCache::builder().clock(clock.clone()).max_age(Duration::MAX).capacity(8).build(memory)
     }
 }
 
-impl Layer for Allotments<Arc<Memory>, Policy, ManualClock> {
+impl Layer for Allotments<Arc<Memory>, AnyAlgorithm, ManualClock> {
     fn around(memory: Arc<Memory>, clock: &ManualClock) -> Self {
         Allotments::builder().clock(clock.clone()).divisor(1).capacity(8).build(memory)
     }
@@ -61,10 +61,10 @@ struct Plain<L> {
     memory: Arc<Memory>,
 }
 
-impl<L: Layer> Store<Policy> for Plain<L> {
+impl<L: Layer> Store<AnyAlgorithm> for Plain<L> {
     type Error = L::Error;
 
-    async fn apply(&self, batch: &Batch<'_, Policy>) -> Result<Verdict, L::Error> {
+    async fn apply(&self, batch: &Batch<'_, AnyAlgorithm>) -> Result<Verdict, L::Error> {
         let verdict = self.layer.apply(batch).await?;
         Ok(Verdict::several(verdict.decisions().to_vec()).with_accounts(verdict.accounts()))
     }
@@ -105,9 +105,9 @@ impl<L: Layer> Harness for Laws<L> {
     async fn state(
         &self,
         store: &Plain<L>,
-        limit: &Limit<Policy>,
+        limit: &Limit<AnyAlgorithm>,
         key: &str,
-    ) -> Option<PolicyState> {
+    ) -> Option<AnyState> {
         store.memory.state(limit, key)
     }
 
@@ -127,7 +127,7 @@ impl<L: Layer> Harness for Laws<L> {
 
 conformance!(healthy, Laws<Healthy>);
 // A cache answers nothing at a given time.
-conformance!(cached, ByOwnClock<Laws<DenialCache<Arc<Memory>, Policy, ManualClock>>>);
+conformance!(cached, ByOwnClock<Laws<DenialCache<Arc<Memory>, AnyAlgorithm, ManualClock>>>);
 
 /// With allotments, a limit that is not served keeps every law. One that is served keeps those that speak of what is allowed.
 /// Those that compare whole decisions do not hold, because `remaining` and the waits of a request that was served are
@@ -136,7 +136,7 @@ conformance!(cached, ByOwnClock<Laws<DenialCache<Arc<Memory>, Policy, ManualCloc
 /// beyond it. There it may be fewer, because a request can be denied while a draw in flight holds what is left.
 #[test]
 fn with_allotments_limits_that_are_served_keep_the_laws_of_what_is_allowed_and_others_all_laws() {
-    type Allotted = Laws<Allotments<Arc<Memory>, Policy, ManualClock>>;
+    type Allotted = Laws<Allotments<Arc<Memory>, AnyAlgorithm, ManualClock>>;
 
     let of_what_is_allowed = [Property::IdentifiersNeverMeet, Property::ItCanDoWhatItClaims];
     let attempts = Scope::Attempts(AlgorithmKind::Gcra);

@@ -5,7 +5,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ratelimit_core::store::{Batch, Check, Op};
-use ratelimit_core::{Limit, ManualClock, OnOutage, Policy, ReservationId, Store, SyncStore as _};
+use ratelimit_core::{
+    AnyAlgorithm, Limit, ManualClock, OnOutage, ReservationId, Store, SyncStore as _,
+};
 use tokio::time::sleep;
 
 use crate::common::{BEGIN, Fake, ID, Memory, Mode, ask, left, limit, memory, paused, settled};
@@ -64,17 +66,17 @@ const FATES: [(Mode, bool); 6] = [
 ];
 
 /// The limit before a reload and after it.
-fn versions() -> [Limit<Policy>; 2] {
+fn versions() -> [Limit<AnyAlgorithm>; 2] {
     [1_000, 900]
         .map(|most| limit("daily", &format!("fixed-window {most}/d")).on_outage(OnOutage::Open))
 }
 
 impl Asked {
-    fn limit(self) -> Limit<Policy> {
+    fn limit(self) -> Limit<AnyAlgorithm> {
         versions()[usize::from(self.is_reloaded)].clone()
     }
 
-    fn batch<'c>(self, check: &'c Check<'c, Policy>) -> Batch<'c, Policy> {
+    fn batch<'c>(self, check: &'c Check<'c, AnyAlgorithm>) -> Batch<'c, AnyAlgorithm> {
         let batch = Batch::one(check).op(self.op);
         match self.id {
             None => batch,
@@ -103,7 +105,7 @@ fn before() -> impl Iterator<Item = Asked> {
 }
 
 /// What is left in a store of its own that does these in their order.
-fn due(order: &[Asked], last: &Limit<Policy>) -> u64 {
+fn due(order: &[Asked], last: &Limit<AnyAlgorithm>) -> u64 {
     let store = memory(&ManualClock::new(BEGIN));
     before().chain(order.iter().copied()).for_each(|asked| asked.of_memory(&store));
     left(&store, last, "alice")

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use ratelimit_core::store::{Batch, Check, EntryStore, Now, Op, Reservation};
 use ratelimit_core::{
-    ErrorKind, Limit, ManualClock, OnOutage, Policy, RateLimiter, ReservationId, Store,
+    AnyAlgorithm, ErrorKind, Limit, ManualClock, OnOutage, RateLimiter, ReservationId, Store,
     StoreError as _, Verdict,
 };
 use ratelimit_layers::{
@@ -19,39 +19,39 @@ use crate::common::{
 
 const DEADLINE: Duration = Duration::from_millis(100);
 
-pub(crate) type Layered = Fallback<Fake, Policy, ManualClock>;
+pub(crate) type Layered = Fallback<Fake, AnyAlgorithm, ManualClock>;
 
 /// A fallback with these settings for these limits, on one of three nodes, and the clock of both its stores.
 pub(crate) fn layered_with(
-    all: &[Limit<Policy>],
+    all: &[Limit<AnyAlgorithm>],
     settings: impl FnOnce(FallbackBuilder) -> FallbackBuilder,
 ) -> (Layered, ManualClock) {
     let clock = ManualClock::new(BEGIN);
     (fallback(settings(Fallback::builder()), Fake::new(&clock), &clock, all), clock)
 }
 
-pub(crate) fn layered(limits: &[Limit<Policy>]) -> Layered {
+pub(crate) fn layered(limits: &[Limit<AnyAlgorithm>]) -> Layered {
     layered_with(limits, |settings| settings).0
 }
 
 /// 60 a minute. The share of one node of three is 20.
-pub(crate) fn burst(choice: OnOutage) -> Limit<Policy> {
+pub(crate) fn burst(choice: OnOutage) -> Limit<AnyAlgorithm> {
     limit(choice.name(), "gcra 60/m burst 60").on_outage(choice)
 }
 
 /// What the fallback decides about a request of Alice.
-pub(crate) async fn ask(store: &Layered, limits: &[Limit<Policy>], cost: u64) -> Verdict {
+pub(crate) async fn ask(store: &Layered, limits: &[Limit<AnyAlgorithm>], cost: u64) -> Verdict {
     ask_all(store, limits, "alice", cost).await
 }
 
-async fn peek(store: &Layered, limits: &[Limit<Policy>]) {
+async fn peek(store: &Layered, limits: &[Limit<AnyAlgorithm>]) {
     let checks = checks(limits, "alice", 0);
     let peek = Batch::new(&checks).expect("distinct").op(Op::Peek);
     let _ = store.apply(&peek).await.expect("decides");
 }
 
 /// Opens the breaker.
-pub(crate) async fn down(store: &Layered, limits: &[Limit<Policy>]) {
+pub(crate) async fn down(store: &Layered, limits: &[Limit<AnyAlgorithm>]) {
     store.store().set(UNAVAILABLE);
     for _ in 0..5 {
         peek(store, limits).await;
@@ -61,7 +61,7 @@ pub(crate) async fn down(store: &Layered, limits: &[Limit<Policy>]) {
 }
 
 /// Lets the store answer again, and a probe find out.
-pub(crate) async fn up(store: &Layered, limits: &[Limit<Policy>]) {
+pub(crate) async fn up(store: &Layered, limits: &[Limit<AnyAlgorithm>]) {
     store.store().set(Mode::Answers);
     advance(PAUSE).await;
     peek(store, limits).await;

@@ -8,7 +8,7 @@ use proptest::collection::vec;
 use proptest::prelude::*;
 use ratelimit_core::store::{Batch, Check, EntryStore, Now, Op, SnapshotStore};
 use ratelimit_core::{
-    ErrorKind, Limit, ManualClock, OnOutage, Policy, RateLimiter, Store, SyncStore,
+    AnyAlgorithm, ErrorKind, Limit, ManualClock, OnOutage, RateLimiter, Store, SyncStore,
 };
 use ratelimit_layers::{Fallback, Metrics, TopDenied, Traced};
 use ratelimit_testkit::block_on;
@@ -27,7 +27,7 @@ fn counting(keys: usize) -> Counting {
     TopDenied::new(memory(&ManualClock::new(BEGIN)), keys)
 }
 
-fn is_denied(store: &Counting, limit: &Limit<Policy>, key: &str) -> bool {
+fn is_denied(store: &Counting, limit: &Limit<AnyAlgorithm>, key: &str) -> bool {
     !store.acquire_now(limit, key, 1).expect("decides").allowed()
 }
 
@@ -52,8 +52,8 @@ fn an_observer_forwards_every_call_and_hears_of_each_decision() {
             assert_eq!(entries.len(), 4);
         }
         let (mut counts, mut due) = (Vec::new(), Vec::new());
-        Store::<Policy>::report_counts(&store, &mut |name, count| counts.push((name, count)));
-        Store::<Policy>::report_counts(&alone, &mut |name, count| due.push((name, count)));
+        Store::<AnyAlgorithm>::report_counts(&store, &mut |name, count| counts.push((name, count)));
+        Store::<AnyAlgorithm>::report_counts(&alone, &mut |name, count| due.push((name, count)));
         assert!(counts == due && !due.is_empty());
         assert_eq!(store.store().store().top(2)[0].count, 4);
     };
@@ -209,7 +209,7 @@ struct ByName {
 }
 
 /// Limits that differ in all: rate, identifiers, and whether they are enforced.
-fn differing() -> [Limit<Policy>; 4] {
+fn differing() -> [Limit<AnyAlgorithm>; 4] {
     [
         limit("address", "fixed-window 4/h").by(["ip"]).expect("a name"),
         limit("user", "gcra 3/h burst 3").by(["user"]).expect("a name"),
@@ -232,7 +232,7 @@ fn callers(seed: u64) -> Vec<(Vec<(&'static str, &'static str)>, u64)> {
 }
 
 /// What the verdicts of a limiter over a store without layers say, by name.
-fn due(all: &[Limit<Policy>], seed: u64) -> ByName {
+fn due(all: &[Limit<AnyAlgorithm>], seed: u64) -> ByName {
     let limiter = RateLimiter::new(limits(all), memory(&ManualClock::new(BEGIN)));
     let mut due = ByName::default();
     for (caller, cost) in callers(seed) {
@@ -268,7 +268,7 @@ fn due(all: &[Limit<Policy>], seed: u64) -> ByName {
 }
 
 /// What the observers of the same requests tell.
-fn observed(all: &[Limit<Policy>], seed: u64, is_away: bool) -> ByName {
+fn observed(all: &[Limit<AnyAlgorithm>], seed: u64, is_away: bool) -> ByName {
     let mut told = ByName::default();
     let (mut lines, mut sums) = (Vec::new(), BTreeMap::new());
     let recorded = recorded(|| {
@@ -345,9 +345,9 @@ fn whatever_is_told_of_a_limit_has_the_name_that_the_verdict_has() {
 }
 
 /// These limits in every order.
-fn orders(all: &[Limit<Policy>]) -> Vec<Vec<Limit<Policy>>> {
+fn orders(all: &[Limit<AnyAlgorithm>]) -> Vec<Vec<Limit<AnyAlgorithm>>> {
     let [first, rest @ ..] = all else { return vec![Vec::new()] };
-    let inserted = |order: &Vec<Limit<Policy>>, at: usize| {
+    let inserted = |order: &Vec<Limit<AnyAlgorithm>>, at: usize| {
         let mut order = order.clone();
         order.insert(at, first.clone());
         order

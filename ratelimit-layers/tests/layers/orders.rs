@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use ratelimit_core::store::DynSnapshotStore;
-use ratelimit_core::{DynStore, Limit, ManualClock, OnOutage, Policy, Source};
+use ratelimit_core::{AnyAlgorithm, DynStore, Limit, ManualClock, OnOutage, Source};
 use ratelimit_layers::{BreakerState, Fallback, Metrics, TopDenied, Traced};
 
 use crate::common::{
@@ -12,12 +12,12 @@ use crate::common::{
     recorded,
 };
 
-fn daily() -> Limit<Policy> {
+fn daily() -> Limit<AnyAlgorithm> {
     limit("daily", "fixed-window 100/d").on_outage(OnOutage::Open)
 }
 
 /// How many of 1,000 requests in a row are admitted, decided by the store, by a cache, and served from allotments.
-async fn drained(store: &dyn DynStore<Policy>) -> [u64; 4] {
+async fn drained(store: &dyn DynStore<AnyAlgorithm>) -> [u64; 4] {
     let [mut admitted, mut stored, mut cached, mut served] = [0; 4];
     for _ in 0..1_000 {
         let verdict = ask(&store, &daily(), "alice", 1).await;
@@ -35,12 +35,12 @@ async fn drained(store: &dyn DynStore<Policy>) -> [u64; 4] {
 async fn each_layer_does_its_part_wherever_it_stands() {
     let clock = ManualClock::new(BEGIN);
     let within = || memory(&clock);
-    let drains = async |what: &str, store: &dyn DynStore<Policy>, due| {
+    let drains = async |what: &str, store: &dyn DynStore<AnyAlgorithm>, due| {
         assert_eq!(drained(store).await, due, "{what}");
     };
     let due = [100, 101, 899, 0];
     drains("a cache", &cache(within(), &clock), due).await;
-    let chosen: Arc<dyn DynSnapshotStore<Policy>> = Arc::new(within());
+    let chosen: Arc<dyn DynSnapshotStore<AnyAlgorithm>> = Arc::new(within());
     drains("a cache of a store that is chosen at run time", &cache(chosen, &clock), due).await;
     let observed = Traced::new(Metrics::new(within()));
     drains("a cache of those that observe", &cache(observed, &clock), due).await;

@@ -6,7 +6,8 @@ use std::time::Duration;
 
 use ratelimit_core::store::{Batch, Op};
 use ratelimit_core::{
-    Clock, ErrorKind, Limit, ManualClock, OnOutage, Policy, Source, Store as _, Timestamp, Verdict,
+    AnyAlgorithm, Clock, ErrorKind, Limit, ManualClock, OnOutage, Source, Store as _, Timestamp,
+    Verdict,
 };
 use ratelimit_layers::{BreakerState, Fallback, OnRecovery};
 use tokio::task::yield_now;
@@ -18,7 +19,7 @@ use crate::common::{
 use crate::fallback::{Layered, ask, burst, down, layered_with, up};
 
 /// A fallback that charges on recovery, and its limit.
-fn charging() -> (Layered, ManualClock, [Limit<Policy>; 1]) {
+fn charging() -> (Layered, ManualClock, [Limit<AnyAlgorithm>; 1]) {
     let limits = [burst(OnOutage::Local)];
     let charge = OnRecovery::Charge;
     let (store, clock) = layered_with(&limits, |settings| settings.on_recovery(charge).capacity(2));
@@ -27,7 +28,7 @@ fn charging() -> (Layered, ManualClock, [Limit<Policy>; 1]) {
 
 /// How many keys are to be charged, how many charges are forgotten, and what Alice has left in the store, when the task has run
 /// that never waits for the clock while the store answers.
-async fn recovered(store: &Layered, limits: &[Limit<Policy>]) -> (usize, u64, u64) {
+async fn recovered(store: &Layered, limits: &[Limit<AnyAlgorithm>]) -> (usize, u64, u64) {
     sleep(Duration::from_millis(1)).await;
     let left = store.store().left(&limits[0], "alice");
     (store.pending_charges(), store.forgotten_charges(), left)
@@ -153,7 +154,7 @@ impl Clock for PanicsOnce {
 }
 
 /// A fallback with such a clock, that charges on recovery.
-fn panicking() -> (Fallback<Fake, Policy, PanicsOnce>, PanicsOnce, [Limit<Policy>; 1]) {
+fn panicking() -> (Fallback<Fake, AnyAlgorithm, PanicsOnce>, PanicsOnce, [Limit<AnyAlgorithm>; 1]) {
     let (clock, limits) = (PanicsOnce::default(), [burst(OnOutage::Local)]);
     let settings = Fallback::builder().failures(1).on_recovery(OnRecovery::Charge);
     (fallback(settings, Fake::new(&clock.0), &clock, &limits), clock, limits)
@@ -215,7 +216,7 @@ async fn long_keys_take_bounded_memory_and_go_when_they_count_no_more() {
 }
 
 /// A fallback that charges on recovery and is down, and what it decides of one request to all of these limits.
-async fn decided(limits: &[Limit<Policy>], op: Op, cost: u64) -> (Layered, Verdict) {
+async fn decided(limits: &[Limit<AnyAlgorithm>], op: Op, cost: u64) -> (Layered, Verdict) {
     let charge = OnRecovery::Charge;
     let (store, _) = layered_with(limits, |settings| settings.on_recovery(charge));
     down(&store, limits).await;

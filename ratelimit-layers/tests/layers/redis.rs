@@ -5,7 +5,7 @@ mod faults;
 use std::time::Duration;
 
 use ratelimit_core::store::{Batch, Check, Op, Snapshot, SnapshotStore};
-use ratelimit_core::{Algorithm as _, OnOutage, Policy, ReservationId};
+use ratelimit_core::{Algorithm as _, AnyAlgorithm, OnOutage, ReservationId};
 use ratelimit_layers::{Allotments, DenialCache, Fallback};
 use ratelimit_redis::RedisStore;
 use ratelimit_servers::{RedisCluster, RedisServer};
@@ -75,7 +75,7 @@ async fn nodes_admit_exactly_the_limit(url: &str) {
     let mut all = Vec::new();
     for _ in 0..3 {
         let settings = Allotments::builder().divisor(4).lifetime(Duration::from_secs(5));
-        let store = settings.build(DenialCache::<_, Policy>::new(redis(url).await));
+        let store = settings.build(DenialCache::<_, AnyAlgorithm>::new(redis(url).await));
         let settings = Fallback::builder().deadline(PATIENCE);
         all.push(settings.build(store, &limits(std::slice::from_ref(&limit))).expect("choices"));
     }

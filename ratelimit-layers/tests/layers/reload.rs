@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use ratelimit_core::{Limits, ManualClock, Policy, RateLimiter};
+use ratelimit_core::{AnyAlgorithm, Limits, ManualClock, RateLimiter};
 use ratelimit_layers::{Fallback, Part, PolicyChanges, Reload, ReloadError};
 
 use crate::common::{BEGIN, Memory, memory};
@@ -21,7 +21,7 @@ fn policy(limits: &[(&str, u64)]) -> String {
     limits.iter().map(table).collect()
 }
 
-fn limits(document: &str) -> Limits<Policy> {
+fn limits(document: &str) -> Limits<AnyAlgorithm> {
     toml::from_str(document).expect("a policy")
 }
 
@@ -73,7 +73,7 @@ fn over_a_fallback_a_policy_without_a_choice_is_not_taken() {
     let in_force = limits(&open(20));
     let fallback =
         Fallback::builder().build(memory(&ManualClock::new(BEGIN)), &in_force).expect("a choice");
-    let checked = move |limits: &Limits<Policy>| fallback.validate(limits);
+    let checked = move |limits: &Limits<AnyAlgorithm>| fallback.validate(limits);
     let reload = reload(&open(20)).validate(checked.clone()).expect("valid");
     let error = reload.read(&silent).expect_err("no choice").to_string();
     assert!(error.contains("burst") && error.contains("on_outage"), "{error}");
@@ -220,7 +220,7 @@ async fn a_panic_of_those_who_are_told_or_asked_ends_no_watch() {
     replace(&watched.path, &policy(&[("loud", 5)]));
     watched.looks(5).await;
     assert_eq!(watched.told(), ["added loud; removed burst"]);
-    let valid = |limits: &Limits<Policy>| {
+    let valid = |limits: &Limits<AnyAlgorithm>| {
         assert_ne!(limits.as_slice()[0].name(), "wrong", "as the test wants it");
         Ok(())
     };
@@ -251,7 +251,8 @@ async fn a_file_that_is_still_being_written_is_not_taken() {
 
 /// Every field that a `[[limit]]` may have, as the parser lists them: a field that is new has no row below.
 fn fields() -> BTreeSet<String> {
-    let unknown = toml::from_str::<Limits<Policy>>("[[limit]]\nnone = 1\n").expect_err("unknown");
+    let unknown =
+        toml::from_str::<Limits<AnyAlgorithm>>("[[limit]]\nnone = 1\n").expect_err("unknown");
     let unknown = unknown.to_string();
     let (_, listed) = unknown.split_once("expected one of ").expect("a list");
     listed.split('`').skip(1).step_by(2).map(str::to_owned).collect()

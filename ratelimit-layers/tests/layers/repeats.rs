@@ -7,7 +7,7 @@ use std::time::Duration;
 use fastrand::Rng;
 use ratelimit_core::store::{Batch, Check, Op};
 use ratelimit_core::{
-    DynStore, ErrorKind, Limit, ManualClock, OnOutage, Policy, ReservationId, Store as _,
+    AnyAlgorithm, DynStore, ErrorKind, Limit, ManualClock, OnOutage, ReservationId, Store as _,
     StoreError as _,
 };
 use ratelimit_layers::{Fallback, Metrics, OnRecovery, TopDenied, Traced};
@@ -18,7 +18,7 @@ use crate::common::{
 };
 
 /// Of both choices that decide something, and one that counts leases.
-fn all() -> [Limit<Policy>; 4] {
+fn all() -> [Limit<AnyAlgorithm>; 4] {
     let limit = |name, words, choice| limit(name, words).on_outage(choice);
     [
         limit("local", "gcra 30/h burst 9", OnOutage::Local),
@@ -28,7 +28,7 @@ fn all() -> [Limit<Policy>; 4] {
     ]
 }
 
-pub(crate) type Stack = Arc<dyn DynStore<Policy>>;
+pub(crate) type Stack = Arc<dyn DynStore<AnyAlgorithm>>;
 pub(crate) type MakeStack = fn(&Arc<Fake>, &ManualClock) -> Stack;
 
 /// A layer of every kind around the store, and all of them in the order of the guide.

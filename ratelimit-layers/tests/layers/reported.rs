@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ratelimit_core::store::{Batch, DynSnapshotStore, Op};
-use ratelimit_core::{DynStore, ErrorKind, ManualClock, OnOutage, Policy, Store};
+use ratelimit_core::{AnyAlgorithm, DynStore, ErrorKind, ManualClock, OnOutage, Store};
 use ratelimit_layers::{Allotments, DenialCache, Fallback, Metrics};
 
 use crate::common::{
@@ -93,10 +93,11 @@ fn decisions_are_counted_by_limit_outcome_and_source() {
 }
 
 /// Each store that counts, around each other, and around stores that are chosen at run time.
-fn counting() -> Arc<dyn DynStore<Policy>> {
+fn counting() -> Arc<dyn DynStore<AnyAlgorithm>> {
     let daily = limit("daily", "fixed-window 3/d").on_outage(OnOutage::Open);
-    let chosen: Arc<dyn DynSnapshotStore<Policy>> = Arc::new(memory(&ManualClock::new(BEGIN)));
-    let within = Allotments::new(DenialCache::<_, Policy>::new(chosen));
+    let chosen: Arc<dyn DynSnapshotStore<AnyAlgorithm>> =
+        Arc::new(memory(&ManualClock::new(BEGIN)));
+    let within = Allotments::new(DenialCache::<_, AnyAlgorithm>::new(chosen));
     Arc::new(Fallback::builder().build(within, &limits(&[daily])).expect("choices"))
 }
 
@@ -130,7 +131,7 @@ fn emitted() -> BTreeMap<String, BTreeSet<String>> {
     for ((name, labels), _) in recorded(|| paused().block_on(one_of_everything())) {
         emitted.entry(name).or_default().extend(labels.into_keys());
     }
-    Store::<Policy>::report_counts(&counting(), &mut |name, _| {
+    Store::<AnyAlgorithm>::report_counts(&counting(), &mut |name, _| {
         emitted.insert(name.to_owned(), ["store".to_owned()].into());
     });
     emitted

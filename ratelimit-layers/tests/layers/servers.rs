@@ -3,10 +3,10 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use ratelimit_core::algorithm::PolicyState;
+use ratelimit_core::algorithm::AnyState;
 use ratelimit_core::store::{Batch, Check, Op, SnapshotStore, WithSnapshot};
 use ratelimit_core::{
-    DynStore, ErrorKind, Limit, ManualClock, OnOutage, Policy, ReservationId, Source, Store,
+    AnyAlgorithm, DynStore, ErrorKind, Limit, ManualClock, OnOutage, ReservationId, Source, Store,
     StoreError as _, Verdict,
 };
 use ratelimit_layers::{
@@ -28,30 +28,30 @@ impl Several {
         Self((0..servers).map(|_| Fake::new(clock)).collect())
     }
 
-    fn servers(batch: &Batch<'_, Policy>) -> BTreeSet<usize> {
-        let digit = |check: &Check<'_, Policy>| usize::from(check.key.as_bytes()[0] - b'0');
+    fn servers(batch: &Batch<'_, AnyAlgorithm>) -> BTreeSet<usize> {
+        let digit = |check: &Check<'_, AnyAlgorithm>| usize::from(check.key.as_bytes()[0] - b'0');
         batch.checks().iter().map(digit).collect()
     }
 }
 
-impl Store<Policy> for Several {
+impl Store<AnyAlgorithm> for Several {
     type Error = FakeError;
 
-    async fn apply(&self, batch: &Batch<'_, Policy>) -> Result<Verdict, FakeError> {
+    async fn apply(&self, batch: &Batch<'_, AnyAlgorithm>) -> Result<Verdict, FakeError> {
         Ok(self.apply_with_snapshot(batch).await?.0)
     }
 
-    fn server_of(&self, batch: &Batch<'_, Policy>) -> Option<u64> {
+    fn server_of(&self, batch: &Batch<'_, AnyAlgorithm>) -> Option<u64> {
         Some(Self::servers(batch).into_iter().map(|server| 1 << server).sum())
     }
 }
 
-impl SnapshotStore<Policy> for Several {
+impl SnapshotStore<AnyAlgorithm> for Several {
     /// A batch across servers asks all of them, and the first decides.
     async fn apply_with_snapshot(
         &self,
-        batch: &Batch<'_, Policy>,
-    ) -> Result<WithSnapshot<PolicyState>, FakeError> {
+        batch: &Batch<'_, AnyAlgorithm>,
+    ) -> Result<WithSnapshot<AnyState>, FakeError> {
         let servers = Self::servers(batch);
         for server in servers.iter().skip(1) {
             let _looked = self.0[*server].apply(&batch.op(Op::Peek)).await?;
@@ -60,12 +60,16 @@ impl SnapshotStore<Policy> for Several {
     }
 }
 
-fn closed() -> Limit<Policy> {
+fn closed() -> Limit<AnyAlgorithm> {
     limit("hourly", "gcra 1000/h burst 1000").on_outage(OnOutage::Closed)
 }
 
 /// How many of these requests were decided by the store.
-async fn decided<S: Store<Policy>>(store: &S, limit: &Limit<Policy>, keys: &[&str]) -> usize {
+async fn decided<S: Store<AnyAlgorithm>>(
+    store: &S,
+    limit: &Limit<AnyAlgorithm>,
+    keys: &[&str],
+) -> usize {
     let mut decided = 0;
     for key in keys {
         let check = Check { limit, key, cost: 1 };
@@ -123,16 +127,16 @@ async fn every_wrapper_tells_the_server_of_the_store_within() {
     let (clock, limit) = (ManualClock::new(BEGIN), closed());
     let all = [limit.clone()];
     let within = std::sync::Arc::new(Several::new(3, &clock));
-    let cache = DenialCache::<_, Policy>::new(within.clone());
+    let cache = DenialCache::<_, AnyAlgorithm>::new(within.clone());
     let within_all = fallback(Fallback::builder(), Allotments::new(cache), &clock, &all);
     let all_layers = Metrics::new(Traced::new(TopDenied::new(within_all, 16)));
-    let erased: std::sync::Arc<dyn DynStore<Policy>> = std::sync::Arc::new(all_layers);
+    let erased: std::sync::Arc<dyn DynStore<AnyAlgorithm>> = std::sync::Arc::new(all_layers);
     for key in ["0", "1", "2x"] {
         let check = Check { limit: &limit, key, cost: 1 };
         let batch = Batch::one(&check);
         let due = within.server_of(&batch);
         assert!(due.is_some() && erased.server_of(&batch) == due, "{key}");
-        assert_eq!(Store::<Policy>::server_of(&&*within, &batch), due);
+        assert_eq!(Store::<AnyAlgorithm>::server_of(&&*within, &batch), due);
     }
     // The layers between do not hide which server fails.
     within.0[1].set(UNAVAILABLE);

@@ -12,8 +12,8 @@ use loom::thread::spawn;
 use ratelimit_core::algorithm::InMemory;
 use ratelimit_core::store::{Batch, Check, Now, Op};
 use ratelimit_core::{
-    FixedWindow, Gcra, Limit, ManualClock, Policy, ReservationId, SlidingLog, SyncStore, Timestamp,
-    Verdict,
+    AnyAlgorithm, FixedWindow, Gcra, Limit, ManualClock, ReservationId, SlidingLog, SyncStore,
+    Timestamp, Verdict,
 };
 
 use super::{MemoryError, MemoryStore};
@@ -273,7 +273,7 @@ fn loom_a_key_charged_by_two_algorithms_has_a_state_of_each() {
     let cases = [("sliding-log 2/s", true, None), ("fixed-window 2/s", false, Some(7))];
     models(cases, |(words, begun, id)| {
         let ask = |words: &'static str, id: Option<u128>| {
-            move |store: &LoomStore<Policy>| {
+            move |store: &LoomStore<AnyAlgorithm>| {
                 let limit = limit(words.parse().expect("a policy"));
                 let decided = apply(store, &limit, &["a"], |batch| match id {
                     Some(id) => batch.id(ReservationId::new(id)),
@@ -296,13 +296,13 @@ fn loom_a_batch_of_known_keys_and_a_check_of_one_of_them_are_serialized() {
     const BOTH: [(&str, &str); 2] = [("few", "gcra 1/s burst 2"), ("all", "fixed-window 2/s")];
     models([&BOTH[..1], &BOTH[1..], &BOTH], |others| {
         let ask = |limits: &'static [(&str, &str)], op| {
-            move |store: &LoomStore<Policy>| {
+            move |store: &LoomStore<AnyAlgorithm>| {
                 let limits: Vec<_> = limits
                     .iter()
                     .map(|(name, words)| Limit::new(name, words.parse().expect("a policy")))
                     .collect::<Result<_, _>>()
                     .expect("names");
-                let checks: Vec<Check<'_, Policy>> =
+                let checks: Vec<Check<'_, AnyAlgorithm>> =
                     limits.iter().map(|limit| Check { limit, key: "a", cost: 1 }).collect();
                 let batch = Batch::new(&checks).expect("distinct").op(op);
                 store.apply_now(&batch).expect("decides")

@@ -2,7 +2,7 @@
 
 use super::*;
 use ratelimit_core::{Gcra, ManualClock, ReservationId};
-use ratelimit_testkit::limit_in_words as policy;
+use ratelimit_testkit::limit_in_words;
 use std::time::Duration;
 
 mod entries;

@@ -13,7 +13,7 @@ use ratelimit_core::store::Op;
 use ratelimit_core::{Gcra, Limit, Limits, RateLimiter, Stack};
 use ratelimit_memory::MemoryStore;
 
-use crate::common::{limit, limiter, policy, store};
+use crate::common::{algorithm, limit, limiter, store};
 
 const KNOWN_KEY: &str = "203.0.113.77";
 
@@ -74,7 +74,7 @@ fn no_operation_on_a_known_key_allocates_admitted_or_denied() {
         "first-request-window 3/h",
         "sliding-counter 3/h",
     ] {
-        allocates_nothing(words, policy(words), all);
+        allocates_nothing(words, algorithm(words), all);
     }
     // With the first two charges a log grows; a peek may copy it, as it may copy a stack.
     let checks = (2, &[(Op::Acquire, true), (Op::Acquire, false)][..]);
@@ -85,7 +85,7 @@ fn no_operation_on_a_known_key_allocates_admitted_or_denied() {
         "bucketed-window bucket 1s rates 3/m",
     ];
     for words in logs {
-        allocates_nothing(words, policy(words), checks);
+        allocates_nothing(words, algorithm(words), checks);
     }
     let mixed = [
         "gcra 1/h burst 3",
@@ -95,7 +95,7 @@ fn no_operation_on_a_known_key_allocates_admitted_or_denied() {
         "gcra 1/h burst 3",
     ];
     allocates_nothing("stack", stack([gcra(); 3]), checks);
-    allocates_nothing("stack of five limits", stack(mixed.map(policy)), checks);
+    allocates_nothing("stack of five limits", stack(mixed.map(algorithm)), checks);
 }
 
 fn stack<A: InMemory + Clone, const N: usize>(limits: [A; N]) -> Stack<A> {

@@ -5,11 +5,12 @@ use std::time::Duration;
 use ratelimit_core::algorithm::{InMemory, SlidingLogState, Step};
 use ratelimit_core::store::{Batch, Check, Op};
 use ratelimit_core::{
-    Algorithm, Clock, Decision, Limit, Policy, ReservationId, SlidingLog, SyncStore, Timestamp,
+    Algorithm, AnyAlgorithm, Clock, Decision, Limit, ReservationId, SlidingLog, SyncStore,
+    Timestamp,
 };
 use ratelimit_testkit::{Admissions, PureStore};
 
-use crate::common::{MIXED, Memory, ask, limit, policy, store};
+use crate::common::{MIXED, Memory, algorithm, ask, limit, store};
 
 /// The limit was changed to one that keeps entries, and there is room for the entries that a batch needs, but not
 /// for the most that it could need: the charge is written all the same.
@@ -99,7 +100,7 @@ fn keys_that_share_a_state_are_decided_as_one_of_the_sum_of_their_costs() {
             let has_id = op.needs_id() || op != Op::Adopt && below(4) == 0;
             // What has been settled is not reserved again under its id.
             let id = has_id.then(|| ReservationId::new((settled[set] * sets.len() + set) as u128));
-            let (mut checks, mut sums) = (Vec::new(), Vec::<Check<'_, Policy>>::new());
+            let (mut checks, mut sums) = (Vec::new(), Vec::<Check<'_, AnyAlgorithm>>::new());
             for (limit, key) in &sets[set] {
                 let check = Check { limit: &limits[*limit], key, cost };
                 checks.push(check);
@@ -130,7 +131,7 @@ fn keys_that_share_a_state_are_decided_as_one_of_the_sum_of_their_costs() {
             let pure_settles = due.is_ok();
             let due = due.map(|due| {
                 *if due.allowed() { &mut allowed } else { &mut denied } += 1;
-                let of = |check: &Check<'_, Policy>| {
+                let of = |check: &Check<'_, AnyAlgorithm>| {
                     let part = sums.iter().position(|sum| sum.limit.name() == check.limit.name());
                     Decision { cost, ..due.decisions()[part.expect("a part")] }
                 };
@@ -159,7 +160,7 @@ fn a_key_at_a_full_store_is_admitted_at_most_twice_its_limit() {
     let mut random = fastrand::Rng::with_seed(11);
     for round in 0..200 {
         let (store, clock): (Memory, _) = store(|builder| builder.capacity(1 + round % 3));
-        let mut admitted = [(); 6].map(|()| Admissions::new(policy("gcra 2/s burst 8")));
+        let mut admitted = [(); 6].map(|()| Admissions::new(algorithm("gcra 2/s burst 8")));
         for _ in 0..300 {
             let key = random.usize(..6);
             let (name, now) = (key.to_string(), [clock.now(); 2]);

@@ -3,15 +3,16 @@
 
 use ratelimit_core::store::Op;
 use ratelimit_core::{
-    ErrorKind, Identifiers, Limit, Limits, Policy, RateLimiter, ReservationId, StoreError, Verdict,
+    AnyAlgorithm, ErrorKind, Identifiers, Limit, Limits, RateLimiter, ReservationId, StoreError,
+    Verdict,
 };
 use ratelimit_memory::{MemoryError, MemoryStore};
 use ratelimit_testkit::block_on;
 
 use crate::common::{Limiter, Memory, ask, limit, limiter, store};
 
-fn limits() -> [Limit<Policy>; 3] {
-    let by = |limit: Limit<Policy>, names: &[&str]| limit.by(names).expect("plain names");
+fn limits() -> [Limit<AnyAlgorithm>; 3] {
+    let by = |limit: Limit<AnyAlgorithm>, names: &[&str]| limit.by(names).expect("plain names");
     [
         by(limit("burst", "gcra 1/s burst 3"), &["ip"]),
         by(limit("daily", "fixed-window 5/d"), &["user"]),
@@ -43,7 +44,7 @@ fn all_ways<C: Identifiers + Sync + ?Sized>(
 }
 
 /// Limits, a caller, whether it may be unlimited, and what an error then says.
-type Case<'c> = (Vec<Limit<Policy>>, &'c (dyn Identifiers + Sync), bool, &'c [&'c str]);
+type Case<'c> = (Vec<Limit<AnyAlgorithm>>, &'c (dyn Identifiers + Sync), bool, &'c [&'c str]);
 
 #[test]
 fn a_request_to_which_no_limit_applies_is_an_error_that_names_the_identifiers_or_admitted() {
@@ -86,7 +87,7 @@ fn a_request_to_which_no_limit_applies_is_an_error_that_names_the_identifiers_or
 
 /// Asks one limiter about all callers at once, and another of the same limits about one after the other: places
 /// come in order, each once, and the answers are the same, also when asked again.
-fn agrees<C: Identifiers + ?Sized>(limits: &[Limit<Policy>], callers: &[&C]) {
+fn agrees<C: Identifiers + ?Sized>(limits: &[Limit<AnyAlgorithm>], callers: &[&C]) {
     let limiter =
         || RateLimiter::new(Limits::new(limits.iter().cloned()).expect("limits"), store(|b| b).0);
     let (at_once, alone) = (limiter(), limiter());

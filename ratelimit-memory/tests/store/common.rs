@@ -3,7 +3,7 @@
 use ratelimit_core::algorithm::InMemory;
 use ratelimit_core::store::{Batch, Check, Op};
 use ratelimit_core::{
-    Clock, Limit, Limits, ManualClock, Policy, RateLimiter, SyncStore, Timestamp, Verdict,
+    AnyAlgorithm, Clock, Limit, Limits, ManualClock, RateLimiter, SyncStore, Timestamp, Verdict,
 };
 use ratelimit_memory::{Builder, MemoryStore};
 pub(crate) use ratelimit_testkit::limit_in_words as limit;
@@ -25,10 +25,10 @@ pub(crate) const MIXED: [&str; 10] = [
     "fixed-window 4/s count attempts",
 ];
 
-pub(crate) type Memory<A = Policy> = MemoryStore<A, ManualClock>;
+pub(crate) type Memory<A = AnyAlgorithm> = MemoryStore<A, ManualClock>;
 pub(crate) type Limiter = RateLimiter<Memory>;
 
-pub(crate) fn policy(words: &str) -> Policy {
+pub(crate) fn algorithm(words: &str) -> AnyAlgorithm {
     words.parse().expect(words)
 }
 
@@ -53,14 +53,19 @@ impl<F: Fn() + Send + Sync> Clock for Hooked<F> {
 }
 
 /// Decides one check of the same limit and cost 1 per key.
-pub(crate) fn ask_all(store: &Memory, limit: &Limit<Policy>, keys: &[String], op: Op) -> Verdict {
+pub(crate) fn ask_all(
+    store: &Memory,
+    limit: &Limit<AnyAlgorithm>,
+    keys: &[String],
+    op: Op,
+) -> Verdict {
     let checks: Vec<_> = keys.iter().map(|key| Check { limit, key, cost: 1 }).collect();
     store.apply_now(&Batch::new(&checks).expect("distinct").op(op)).expect("decides")
 }
 
 /// A limiter by these limits, in a store on a clock that stands at [`BEGIN`].
 pub(crate) fn limiter<const N: usize>(
-    limits: [Limit<Policy>; N],
+    limits: [Limit<AnyAlgorithm>; N],
     build: impl FnOnce(Builder<ManualClock>) -> Builder<ManualClock>,
 ) -> (Limiter, ManualClock) {
     let (store, clock) = store(build);

@@ -3,7 +3,7 @@
 use std::cell::Cell;
 use std::time::Duration;
 
-use ratelimit_core::{Limit, ManualClock, Policy};
+use ratelimit_core::{AnyAlgorithm, Limit, ManualClock};
 use ratelimit_memory::MemoryStore;
 use ratelimit_testkit::{ConcurrentRun, Linearized};
 
@@ -19,13 +19,13 @@ fn yields_at_times() {
     }
 }
 
-fn limits(all: &[&str]) -> Vec<Limit<Policy>> {
+fn limits(all: &[&str]) -> Vec<Limit<AnyAlgorithm>> {
     all.iter().enumerate().map(|(n, words)| limit(&format!("l{n}"), words)).collect()
 }
 
 /// Checks that all histories of a run are linearizable, in a store that sees the clock as it is, and in one
 /// that sees it late.
-fn explained(run: &ConcurrentRun<'_, Policy>) -> [Linearized; 2] {
+fn explained(run: &ConcurrentRun<'_, AnyAlgorithm>) -> [Linearized; 2] {
     let builder = || MemoryStore::builder().capacity(1 << 16).shards(4);
     let clock = ManualClock::new(BEGIN);
     let store = builder().clock(clock.clone()).build();
@@ -41,7 +41,7 @@ fn explained(run: &ConcurrentRun<'_, Policy>) -> [Linearized; 2] {
 }
 
 /// Checks the same by two, four and eight threads, on few keys and on many.
-fn all_explained(run: &ConcurrentRun<'_, Policy>) {
+fn all_explained(run: &ConcurrentRun<'_, AnyAlgorithm>) {
     for (threads, requests) in [(2, 12), (4, 8), (8, 5)] {
         for keys in [1, 3, 24] {
             let drawn = run.seed + (threads * 1_000 + keys) as u64;

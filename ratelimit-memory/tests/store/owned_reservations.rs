@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use ratelimit_core::store::{Batch, Check, Op};
 use ratelimit_core::{
-    DynError, ErrorKind, LimitCosts, Limits, ManualClock, OwnedReservation, Policy, RateLimiter,
-    Reserved, Store, StoreError, Verdict,
+    AnyAlgorithm, DynError, ErrorKind, LimitCosts, Limits, ManualClock, OwnedReservation,
+    RateLimiter, Reserved, Store, StoreError, Verdict,
 };
 use tokio::runtime::{Builder, Runtime};
 use tokio::task::yield_now;
@@ -43,10 +43,10 @@ impl StoreError for Lost {
     }
 }
 
-impl Store<Policy> for Slow {
+impl Store<AnyAlgorithm> for Slow {
     type Error = DynError;
 
-    async fn apply(&self, batch: &Batch<'_, Policy>) -> Result<Verdict, DynError> {
+    async fn apply(&self, batch: &Batch<'_, AnyAlgorithm>) -> Result<Verdict, DynError> {
         if batch.operation() == Op::Peek {
             return self.store.apply(batch).await.map_err(DynError::new);
         }
@@ -64,7 +64,7 @@ impl Store<Policy> for Slow {
 }
 
 type Limiter = Arc<RateLimiter<Slow>>;
-type Reservation = OwnedReservation<Slow, Policy, &'static str>;
+type Reservation = OwnedReservation<Slow, AnyAlgorithm, &'static str>;
 
 fn slow(words: &str) -> (Limiter, ManualClock) {
     slow_of(&[("l", words)])
@@ -80,10 +80,10 @@ async fn left(limiter: &Limiter) -> u64 {
     limiter.peek("alice", 0).await.expect("decides").remaining()
 }
 
-async fn reserve<S: Store<Policy> + 'static>(
+async fn reserve<S: Store<AnyAlgorithm> + 'static>(
     limiter: &Arc<RateLimiter<S>>,
     estimate: impl Into<LimitCosts>,
-) -> OwnedReservation<S, Policy, &'static str> {
+) -> OwnedReservation<S, AnyAlgorithm, &'static str> {
     match limiter.reserve_owned("alice", estimate).await.expect("decides") {
         Reserved::Granted(reservation) => reservation,
         Reserved::Denied(verdict) => panic!("denied: {verdict:?}"),
@@ -341,10 +341,10 @@ struct Hung {
 /// How long a caller waits for an answer.
 const DEADLINE: Duration = Duration::from_millis(100);
 
-impl Store<Policy> for Hung {
+impl Store<AnyAlgorithm> for Hung {
     type Error = DynError;
 
-    async fn apply(&self, batch: &Batch<'_, Policy>) -> Result<Verdict, DynError> {
+    async fn apply(&self, batch: &Batch<'_, AnyAlgorithm>) -> Result<Verdict, DynError> {
         if Instant::now() >= self.goes_on && !self.is_first.load(Ordering::SeqCst) {
             return self.store.apply(batch).await.map_err(DynError::new);
         }
@@ -371,8 +371,8 @@ async fn what_a_server_that_hangs_does_later_is_cancelled() {
         for hangs_ms in [0, 50, 150, 250, 600, 2_000, 8_000] {
             for late_ms in [0, 5, 60] {
                 let (memory, _) = store(|builder| builder);
-                let (memory, policy) = (Arc::new(memory), limit("l", words));
-                let limits = Limits::new([policy.clone()]).expect("limits");
+                let (memory, limit) = (Arc::new(memory), limit("l", words));
+                let limits = Limits::new([limit.clone()]).expect("limits");
                 let hung = Hung {
                     store: memory.clone(),
                     goes_on: Instant::now() + Duration::from_millis(hangs_ms),
@@ -383,7 +383,7 @@ async fn what_a_server_that_hangs_does_later_is_cancelled() {
                 let failed = limiter.reserve_owned("alice", 40).await.expect_err("no answer");
                 assert_eq!(failed.kind(), ErrorKind::Indeterminate);
                 sleep(Duration::from_secs(30)).await;
-                let check = Check { limit: &policy, key: "alice", cost: 0 };
+                let check = Check { limit: &limit, key: "alice", cost: 0 };
                 let peek = Batch::one(&check).op(Op::Peek);
                 let left = memory.apply(&peek).await.expect("decides").remaining();
                 assert_eq!(left, 100, "{words}: it hangs for {hangs_ms} ms, late by {late_ms} ms");
@@ -405,10 +405,10 @@ struct Far {
 /// Each way.
 const WAY: Duration = Duration::from_millis(10);
 
-impl Store<Policy> for Far {
+impl Store<AnyAlgorithm> for Far {
     type Error = DynError;
 
-    async fn apply(&self, batch: &Batch<'_, Policy>) -> Result<Verdict, DynError> {
+    async fn apply(&self, batch: &Batch<'_, AnyAlgorithm>) -> Result<Verdict, DynError> {
         sleep(WAY).await;
         let answer = self.store.apply(batch).await.map_err(DynError::new);
         sleep(WAY).await;

@@ -12,7 +12,7 @@ use ratelimit_core::{Decision, Limit, ManualClock, ReservationId, Stack, SyncSto
 use ratelimit_memory::{MemoryError, MemoryStore};
 use trap::{PARTS, Part, Trapped, TrappedClock, trapped, trapped_clock};
 
-use crate::common::{BEGIN, ask, limit, policy};
+use crate::common::{BEGIN, algorithm, ask, limit};
 
 /// The keys that have states from the start; all other keys are new.
 const HELD: [&str; 5] = ["held 0", "held 1", "held 2", "held 3", "held 4"];
@@ -205,7 +205,7 @@ where
 
 #[test]
 fn a_panic_changes_nothing_whatever_the_algorithm() {
-    let stacked = ["gcra 5/h", "sliding-log 5/h", "fixed-window 5/h"].map(policy);
+    let stacked = ["gcra 5/h", "sliding-log 5/h", "fixed-window 5/h"].map(algorithm);
     let stack = Stack::new(stacked).and_then(|stack| Limit::new("l", stack));
     let stack = &stack.expect("a stack");
     std::thread::scope(|scope| {
@@ -231,7 +231,7 @@ fn a_panic_of_the_closure_leaves_later_keys_uncharged() {
     let keys: Vec<&str> = names.iter().map(String::as_str).collect();
     for words in ["gcra 5/h", "sliding-log 5/h"] {
         for (held, end) in (0..2 * keys.len()).map(|nth| (nth % 2 == 0, nth / 2)) {
-            let limit = Limit::new("l", policy(words)).expect("a name");
+            let limit = Limit::new("l", algorithm(words)).expect("a name");
             let store = MemoryStore::builder().clock(ManualClock::new(BEGIN)).build();
             if held {
                 store.acquire_each_now(&limit, &keys, 1, |_, decided| _ = decided.expect("room"));

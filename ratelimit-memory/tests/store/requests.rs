@@ -3,11 +3,11 @@
 use std::sync::Arc;
 
 use ratelimit_core::store::Op;
-use ratelimit_core::{ManualClock, Policy, RateLimiter, Timestamp, Verdict};
+use ratelimit_core::{AnyAlgorithm, ManualClock, RateLimiter, Timestamp, Verdict};
 use ratelimit_memory::{MemoryError, MemoryStore};
 use ratelimit_testkit::{AskedRequest, RequestHarness, try_requests};
 
-type Store = MemoryStore<Policy, ManualClock>;
+type Store = MemoryStore<AnyAlgorithm, ManualClock>;
 
 /// A store on a clock that follows the requests.
 struct ByItsClock(ManualClock);

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use ratelimit_core::store::Reservation;
-use ratelimit_core::{ErrorKind, Lease, Leased, Policy, ReservationId, StoreError};
+use ratelimit_core::{AnyAlgorithm, ErrorKind, Lease, Leased, ReservationId, StoreError};
 use ratelimit_memory::{MemoryError, MemoryStore};
 
 use crate::common::{Limiter, limit, limiter};
@@ -11,7 +11,8 @@ use crate::common::{Limiter, limit, limiter};
 const ID: ReservationId = ReservationId::new(0x2a);
 const SLOTS: &str = "concurrency 2/30s";
 
-type Held<'l> = Lease<'l, MemoryStore<Policy, ratelimit_core::ManualClock>, Policy, str>;
+type Held<'l> =
+    Lease<'l, MemoryStore<AnyAlgorithm, ratelimit_core::ManualClock>, AnyAlgorithm, str>;
 
 fn granted<'l>(limiter: &'l Limiter, caller: &'l str) -> Held<'l> {
     match limiter.lease_now(caller).expect("decides") {

@@ -1,7 +1,7 @@
-//! Programs of algorithms that contain others: stacks, policies.
+//! Programs of algorithms that contain others: a stack, and any built-in algorithm.
 
-use ratelimit_core::algorithm::{PolicyState, StackState, StackedState};
-use ratelimit_core::{Policy, Stack, Timestamp};
+use ratelimit_core::algorithm::{AnyState, StackState, StackedState};
+use ratelimit_core::{AnyAlgorithm, Stack, Timestamp};
 
 use super::{LuaProgram, Stored, Twin};
 
@@ -37,15 +37,15 @@ impl<A: LuaProgram> LuaProgram for Stack<A> {
     }
 }
 
-/// Dispatches to the algorithms of a policy.
-macro_rules! for_policy {
+/// Dispatches to the built-in algorithms.
+macro_rules! for_any_algorithm {
     ($($variant:ident)+) => {
-        impl LuaProgram for Policy {
+        impl LuaProgram for AnyAlgorithm {
             fn twins(&self) -> Vec<Twin> {
                 match self { $( Self::$variant(algorithm) => algorithm.twins(), )+ }
             }
 
-            fn decode(&self, stored: &[Option<Stored>]) -> Option<PolicyState> {
+            fn decode(&self, stored: &[Option<Stored>]) -> Option<AnyState> {
                 match self { $(
                     Self::$variant(algorithm) => algorithm.decode(stored).map(Into::into),
                 )+ }
@@ -54,7 +54,7 @@ macro_rules! for_policy {
     };
 }
 
-for_policy!(
+for_any_algorithm!(
     Gcra
     TokenBucket
     FixedWindow

@@ -15,8 +15,8 @@ pub(crate) mod prelude {
 
     pub(crate) use ratelimit_core::store::{Batch, Check, Now, Op};
     pub(crate) use ratelimit_core::{
-        Algorithm, DynStore, ErrorKind, Limit, Limits, Policy, ReservationId, Store, StoreError,
-        Timestamp, Verdict,
+        Algorithm, AnyAlgorithm, DynStore, ErrorKind, Limit, Limits, ReservationId, Store,
+        StoreError, Timestamp, Verdict,
     };
     pub(crate) use ratelimit_redis::{
         Argument, Builder, Cas, Client, Connection, Deadline, Lua, Mode, Multi, RedisConnection,
@@ -57,12 +57,12 @@ fn slow(name: &str, count: u64) -> String {
 }
 
 /// Limits of every algorithm, named by it, of so many in ten years.
-pub(crate) fn every(count: u64) -> Vec<Limit<Policy>> {
-    Policy::NAMES.iter().map(|name| limit(name, &slow(name, count))).collect()
+pub(crate) fn every(count: u64) -> Vec<Limit<AnyAlgorithm>> {
+    AnyAlgorithm::NAMES.iter().map(|name| limit(name, &slow(name, count))).collect()
 }
 
 /// Those that every mode can decide.
-pub(crate) fn native(count: u64) -> Vec<Limit<Policy>> {
+pub(crate) fn native(count: u64) -> Vec<Limit<AnyAlgorithm>> {
     let attempts = |name: &&str| limit(name, &format!("{} count attempts", slow(name, count)));
     NATIVE.iter().map(attempts).collect()
 }
@@ -88,17 +88,17 @@ pub(crate) fn named<A: Algorithm>(name: &str, algorithm: A) -> Limit<A> {
 }
 
 /// Three in ten years.
-pub(crate) fn seldom() -> Limit<Policy> {
+pub(crate) fn seldom() -> Limit<AnyAlgorithm> {
     limit("seldom", &slow("gcra", 3))
 }
 
 /// A limit whose state has its own key.
-pub(crate) fn logged() -> Limit<Policy> {
+pub(crate) fn logged() -> Limit<AnyAlgorithm> {
     limit("logged", &slow("sliding-log", 3))
 }
 
 /// A limit that every mode can decide.
-pub(crate) fn attempts() -> Limit<Policy> {
+pub(crate) fn attempts() -> Limit<AnyAlgorithm> {
     limit("attempts", "fixed-window 3/3650d count attempts")
 }
 
@@ -234,7 +234,7 @@ pub(crate) fn over<M: Mode>(builder: Builder<M>, connection: Meddled) -> RedisSt
 /// A store in every mode, by the mode's name.
 pub(crate) fn in_every_mode<C: Connection>(
     store: &RedisStore<Lua, C>,
-) -> [(&'static str, Arc<dyn DynStore<Policy>>); 3] {
+) -> [(&'static str, Arc<dyn DynStore<AnyAlgorithm>>); 3] {
     let (cas, multi) = (store.in_mode::<Cas>(), store.in_mode::<Multi>());
     [
         (Lua::NAME, Arc::new(store.clone())),

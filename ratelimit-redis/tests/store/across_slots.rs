@@ -2,7 +2,7 @@
 //! that fails between two of its commands. The error says whether something may have been charged, and charges are
 //! given back once.
 
-use ratelimit_core::algorithm::{PolicyState, Write};
+use ratelimit_core::algorithm::{AnyState, Write};
 use ratelimit_core::store::Reservation;
 use ratelimit_memory::MemoryStore;
 use ratelimit_redis::{CrossSlot, Tag};
@@ -12,7 +12,7 @@ use tokio::time::sleep;
 use crate::common::prelude::*;
 
 type Split<M = Lua> = RedisStore<M, Meddled>;
-type Modes = [(&'static str, Arc<dyn DynStore<Policy>>); 3];
+type Modes = [(&'static str, Arc<dyn DynStore<AnyAlgorithm>>); 3];
 
 /// A store that splits what a cluster would split, over a connection that treats commands so.
 async fn split(
@@ -143,7 +143,7 @@ async fn a_strict_store_refuses_batches_across_slots() {
     let connection = meddled(&server).await.clustered();
     let strict = RedisStore::builder().cross_slot(CrossSlot::Refuse);
     let both = [(&limit, "acme/1.2.3.4", 1), (&limit, "acme/alice", 1)];
-    let built = |builder: Builder| -> [Arc<dyn DynStore<Policy>>; 3] {
+    let built = |builder: Builder| -> [Arc<dyn DynStore<AnyAlgorithm>>; 3] {
         let (cas, multi) = (builder.clone().cas(), builder.clone().multi());
         [
             Arc::new(over(builder, connection.clone())),
@@ -170,7 +170,8 @@ async fn a_returned_charge_leaves_other_clients_charges() {
     let (server, user) = (server(), seldom());
     // Without an id by the script, and with one by comparison.
     for (place, id) in [(0, None), (1, Some(7))] {
-        let charges_back = |limit: &Limit<Policy>| limit.algorithm().reservation_us().is_some();
+        let charges_back =
+            |limit: &Limit<AnyAlgorithm>| limit.algorithm().reservation_us().is_some();
         for address in every(20).into_iter().filter(|limit| id.is_none() || charges_back(limit)) {
             let aside = in_every_mode(&plain(&server).await)[place].1.clone();
             let needed = (aside, address.clone(), Arc::new(AtomicBool::new(false)));
@@ -352,27 +353,29 @@ async fn contention_ends_by_the_deadline() {
 fn an_undo_returns_at_most_what_was_charged() {
     const HOUR_US: u64 = 3_600_000_000;
     let begin = Timestamp::saturating_from_us(1_000 * HOUR_US);
-    for policy in AlgorithmKind::ALL.map(|kind| kind.policy("20/h".parse().expect("a rate"), 20)) {
-        let charged = |state: Option<&PolicyState>, at, cost| {
-            let Write::Put { state, .. } = policy.step(state, at, cost).write else {
-                panic!("{policy}: nothing was charged");
+    for algorithm in
+        AlgorithmKind::ALL.map(|kind| kind.algorithm("20/h".parse().expect("a rate"), 20))
+    {
+        let charged = |state: Option<&AnyState>, at, cost| {
+            let Write::Put { state, .. } = algorithm.step(state, at, cost).write else {
+                panic!("{algorithm}: nothing was charged");
             };
             state
         };
         let left = charged(None, begin, 5);
         let reservation =
-            Reservation { since: begin, ..Reservation::new(policy.charged_at(None, begin), 5) };
+            Reservation { since: begin, ..Reservation::new(algorithm.charged_at(None, begin), 5) };
         for later_us in [0, 1, HOUR_US, 2 * HOUR_US] {
             let now = begin.saturating_add_us(later_us);
             let others = charged(Some(&left), now, 2);
-            let undone = policy.undo(Some(&others), now, &reservation, &left);
+            let undone = algorithm.undo(Some(&others), now, &reservation, &left);
             let after = undone.map_or_else(
                 || Some(others.clone()),
                 |step| step.write.after(Some(&others)).cloned(),
             );
-            let remaining = policy.step(after.as_ref(), now, 0).decision.remaining;
-            assert!(remaining <= 18, "{policy}, {later_us} µs later: {remaining}");
-            assert!(remaining == 18 || later_us > 0, "{policy}: {remaining}");
+            let remaining = algorithm.step(after.as_ref(), now, 0).decision.remaining;
+            assert!(remaining <= 18, "{algorithm}, {later_us} µs later: {remaining}");
+            assert!(remaining == 18 || later_us > 0, "{algorithm}: {remaining}");
         }
     }
 }

@@ -110,7 +110,7 @@ where
     }
 }
 
-fn policies(texts: &[&str]) -> Vec<Instance<Policy>> {
+fn instances(texts: &[&str]) -> Vec<Instance<AnyAlgorithm>> {
     texts.iter().map(|text| text.parse().expect(text)).collect()
 }
 
@@ -118,10 +118,10 @@ fn policies(texts: &[&str]) -> Vec<Instance<Policy>> {
 struct Largest;
 
 impl AlgorithmHarness for Largest {
-    type Algorithm = Policy;
+    type Algorithm = AnyAlgorithm;
 
-    fn limits() -> Vec<Instance<Policy>> {
-        let mut limits = policies(&[
+    fn limits() -> Vec<Instance<AnyAlgorithm>> {
+        let mut limits = instances(&[
             "gcra 1/us burst 4503599627370494",
             "bucketed-window bucket 1m rates 4503599627370495/1h count attempts",
             "token-bucket 1/4503599627370494us burst 1",
@@ -143,10 +143,10 @@ impl AlgorithmHarness for Largest {
 struct LargestNative;
 
 impl AlgorithmHarness for LargestNative {
-    type Algorithm = Policy;
+    type Algorithm = AnyAlgorithm;
 
-    fn limits() -> Vec<Instance<Policy>> {
-        policies(&[
+    fn limits() -> Vec<Instance<AnyAlgorithm>> {
+        instances(&[
             "fixed-window 4503599627370495/h count attempts",
             "first-request-window 3/4503599627370495us count attempts",
             "sliding-log 4503599627370495/s count attempts",
@@ -168,9 +168,9 @@ fn the_largest_limits_keep_the_laws() {
 struct Stacks;
 
 impl AlgorithmHarness for Stacks {
-    type Algorithm = Stack<Policy>;
+    type Algorithm = Stack<AnyAlgorithm>;
 
-    fn limits() -> Vec<Instance<Stack<Policy>>> {
+    fn limits() -> Vec<Instance<Stack<AnyAlgorithm>>> {
         [
             &["gcra 3/s burst 4 debt 2", "gcra 9/m", "gcra 20/h"][..],
             &["fixed-window 5/s debt 12", "gcra 3/s burst 4"],
@@ -263,7 +263,7 @@ fn reservations_are_kept_as_the_pure_step_keeps_them() {
         ProptestConfig { cases: 128, failure_persistence: None, ..ProptestConfig::default() };
     proptest!(config, |(requests in requests, is_split in any::<bool>())| {
         let server = &servers[usize::from(is_split)];
-        let lua = Harness::<Policy>::store(server);
+        let lua = Harness::<AnyAlgorithm>::store(server);
         let (cas, pure) = (lua.in_mode::<Cas>(), PureStore::new());
         let mut at_us = 1_795_218_392_123_456_u64;
         for (advance_us, op, id, mut asks, which) in requests {
@@ -300,7 +300,7 @@ async fn a_settlement_after_a_change_gives_back_what_no_window_of_either_limit_h
     for (before, after) in [(10, 4), (4, 10), (7, 7)].map(|(one, other)| (of(one), of(other))) {
         for (mode, store) in &in_every_mode(&store)[..2] {
             for windows in 0..3 {
-                let memory = MemoryStore::<Policy>::new();
+                let memory = MemoryStore::<AnyAlgorithm>::new();
                 let later = at(begin_us + windows * WINDOW_US + 2);
                 let requests = [
                     (&before, Op::Acquire, before.algorithm().capacity(), Some(7), at(begin_us)),

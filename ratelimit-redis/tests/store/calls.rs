@@ -77,7 +77,7 @@ impl Gated {
         self.gate.calls.load(Ordering::SeqCst)
     }
 
-    fn future(&self, checks: &[(&Limit<Policy>, &'static str, u64)]) -> Asked {
+    fn future(&self, checks: &[(&Limit<AnyAlgorithm>, &'static str, u64)]) -> Asked {
         let store = self.store.clone();
         let checks: Vec<_> =
             checks.iter().map(|(l, key, cost)| ((*l).clone(), *key, *cost)).collect();
@@ -89,14 +89,14 @@ impl Gated {
     }
 
     /// Starts a request, which runs until it waits. The runtime has one thread.
-    async fn asks(&self, checks: &[(&Limit<Policy>, &'static str, u64)]) -> Task {
+    async fn asks(&self, checks: &[(&Limit<AnyAlgorithm>, &'static str, u64)]) -> Task {
         let task = tokio::spawn(self.future(checks));
         turns().await;
         task
     }
 
     /// Requests that take all calls, so that those which come later share one.
-    async fn fills(&self, limit: &Limit<Policy>) -> Vec<Task> {
+    async fn fills(&self, limit: &Limit<AnyAlgorithm>) -> Vec<Task> {
         let mut tasks = Vec::new();
         for key in OUT {
             tasks.push(self.asks(&[(limit, key, 1)]).await);
@@ -105,7 +105,7 @@ impl Gated {
     }
 
     /// A request that waits, and that no task polls any more.
-    fn kept(&self, limit: &Limit<Policy>, key: &'static str) -> Asked {
+    fn kept(&self, limit: &Limit<AnyAlgorithm>, key: &'static str) -> Asked {
         let mut kept = self.future(&[(limit, key, 1)]);
         assert!((&mut kept).now_or_never().is_none(), "the server answers nothing yet");
         kept
@@ -553,10 +553,10 @@ async fn a_lost_call_is_indeterminate_for_those_that_rode_in_it(client: Client) 
     for (key, executes) in [("warm", None), ("lost", Some(true)), ("cut", Some(false))] {
         proxy.hang(true);
         let (mut tasks, busy) = (Vec::new(), limit("busy", "gcra 9/3650d"));
-        let mut ask = async |limits: &[&Limit<Policy>]| {
+        let mut ask = async |limits: &[&Limit<AnyAlgorithm>]| {
             let (store, limits) = (store.clone(), limits.iter().map(|l| (*l).clone()).collect());
             let task = tokio::spawn(async move {
-                let limits: Vec<Limit<Policy>> = limits;
+                let limits: Vec<Limit<AnyAlgorithm>> = limits;
                 let checks: Vec<_> = limits.iter().map(|limit| (limit, key, 1)).collect();
                 apply(&store, &checks, Op::Acquire, None).await
             });

@@ -200,7 +200,7 @@ impl Fault {
 
 type Limiter = Arc<RateLimiter<Any>>;
 
-async fn reserved(limiter: &Limiter) -> OwnedReservation<Any, Policy, &'static str> {
+async fn reserved(limiter: &Limiter) -> OwnedReservation<Any, AnyAlgorithm, &'static str> {
     match until(async || limiter.reserve_owned("a", 2).await).await {
         Reserved::Granted(mut reservation) => {
             reservation.set_cost(0);

@@ -79,7 +79,7 @@ const fn places(is_cas: bool) -> &'static [Held] {
     }
 }
 
-pub(crate) type Any = Arc<dyn DynStore<Policy>>;
+pub(crate) type Any = Arc<dyn DynStore<AnyAlgorithm>>;
 
 pub(crate) fn in_mode(store: RedisStore, is_cas: bool) -> Any {
     if is_cas { Arc::new(store.in_mode::<Cas>()) } else { Arc::new(store) }
@@ -88,7 +88,12 @@ pub(crate) fn in_mode(store: RedisStore, is_cas: bool) -> Any {
 /// What an answer says that does not depend on the moment.
 type Told = Result<(bool, u64), ErrorKind>;
 
-async fn ask(store: &impl Store<Policy>, limit: &Limit<Policy>, key: &str, asked: Asked) -> Told {
+async fn ask(
+    store: &impl Store<AnyAlgorithm>,
+    limit: &Limit<AnyAlgorithm>,
+    key: &str,
+    asked: Asked,
+) -> Told {
     let (op, cost, id) = asked;
     match apply(store, &[(limit, key, cost)], op, id).await {
         Ok(verdict) => Ok((verdict.allowed(), verdict.remaining())),
@@ -97,7 +102,7 @@ async fn ask(store: &impl Store<Policy>, limit: &Limit<Policy>, key: &str, asked
 }
 
 /// What a model answers to these and to what is sent then, and what it has left before that. Time passes between them.
-async fn due(limit: &Limit<Policy>, order: &[Asked]) -> (Vec<Told>, u64) {
+async fn due(limit: &Limit<AnyAlgorithm>, order: &[Asked]) -> (Vec<Told>, u64) {
     let (model, mut told, mut left) = (PureStore::new(), Vec::new(), 0);
     for asked in BEFORE.iter().chain(order).chain(&CANCELS) {
         if told.len() == BEFORE.len() + order.len() {
@@ -154,7 +159,12 @@ impl Scene {
     }
 
     /// Starts a request behind the proxy, which runs until it waits.
-    async fn begins(&self, limit: &Limit<Policy>, key: &str, asked: Asked) -> JoinHandle<Told> {
+    async fn begins(
+        &self,
+        limit: &Limit<AnyAlgorithm>,
+        key: &str,
+        asked: Asked,
+    ) -> JoinHandle<Told> {
         let (store, limit, key) = (Arc::clone(&self.held), limit.clone(), key.to_owned());
         let task = tokio::spawn(async move { ask(&store, &limit, &key, asked).await });
         turns().await;
@@ -164,7 +174,7 @@ impl Scene {
     /// Begins a request, and others if it needs them, and holds it back at a place; `None` if it never is there.
     async fn holds(
         &self,
-        limit: &Limit<Policy>,
+        limit: &Limit<AnyAlgorithm>,
         key: &str,
         under_way: Asked,
         place: Held,
@@ -210,7 +220,7 @@ impl Scene {
     /// Whether it was held there.
     async fn run(
         &self,
-        limit: &Limit<Policy>,
+        limit: &Limit<AnyAlgorithm>,
         key: &str,
         (under_way, ends, place, finish): (Asked, Asked, Held, Finish),
     ) -> Result<bool, String> {

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 
 use fastrand::Rng;
 use ratelimit_core::store::{Batch, Check, Op};
-use ratelimit_core::{Algorithm, ErrorKind, Limit, Policy, Source, Store, StoreError};
+use ratelimit_core::{Algorithm, AnyAlgorithm, ErrorKind, Limit, Source, Store, StoreError};
 use ratelimit_servers::FaultProxy;
 use ratelimit_testkit::{Calendar, Event, History, charges};
 use tokio::task::{JoinSet, yield_now};
@@ -30,13 +30,13 @@ pub(crate) struct FaultyRounds<S> {
     pub(crate) proxy: FaultProxy,
     /// Whether the network fails, and tasks drop requests.
     is_faulty: bool,
-    limits: [Limit<Policy>; 2],
+    limits: [Limit<AnyAlgorithm>; 2],
     calendar: Calendar,
     /// The counter that orders all events of a round.
     order: AtomicU64,
 }
 
-impl<S: Store<Policy> + Send + Sync + 'static> FaultyRounds<S> {
+impl<S: Store<AnyAlgorithm> + Send + Sync + 'static> FaultyRounds<S> {
     /// Of a store behind this proxy.
     pub(crate) fn new(store: S, proxy: FaultProxy) -> Arc<Self> {
         Self::disturbed(store, proxy, true)

@@ -5,7 +5,7 @@ use std::cell::{Cell, RefCell};
 
 use proptest::prelude::*;
 use proptest::sample::select;
-use ratelimit_core::algorithm::{PolicyState, Write};
+use ratelimit_core::algorithm::{AnyState, Write};
 use ratelimit_redis::HealOptions;
 
 use crate::common::prelude::*;
@@ -26,8 +26,8 @@ enum Stored {
 
 /// A limit in a mode that can decide it.
 struct Place {
-    store: Arc<dyn DynStore<Policy>>,
-    limit: Limit<Policy>,
+    store: Arc<dyn DynStore<AnyAlgorithm>>,
+    limit: Limit<AnyAlgorithm>,
     key: String,
     stored: Stored,
 }
@@ -36,7 +36,7 @@ struct Place {
 fn places<C: Connection>(store: &RedisStore<Lua, C>, caller: &str) -> Vec<Place> {
     let [(_, lua), (_, cas), (_, multi)] = in_every_mode(store);
     let native_key = store.in_mode::<Multi>();
-    let own = |limit: &Limit<Policy>, other| match limit.algorithm().name() {
+    let own = |limit: &Limit<AnyAlgorithm>, other| match limit.algorithm().name() {
         "window-log" => Stored::List,
         "sliding-log" => Stored::Scores,
         _ => other,
@@ -106,7 +106,7 @@ impl Place {
         &self,
         lua: &RedisStore<Lua>,
         identifier: &str,
-    ) -> Result<Option<PolicyState>, RedisError> {
+    ) -> Result<Option<AnyState>, RedisError> {
         match self.stored {
             Stored::Text => lua.in_mode::<Cas>().state(&self.limit, identifier).await,
             _ if self.limit.counts_attempts() => {
@@ -121,9 +121,9 @@ fn dump(server: &RedisServer, key: &str) -> RespValue {
     tell(server, &["DUMP", key])
 }
 
-async fn corrupt<S: Store<Policy>>(
+async fn corrupt<S: Store<AnyAlgorithm>>(
     store: &S,
-    checks: &[(&Limit<Policy>, &str, u64)],
+    checks: &[(&Limit<AnyAlgorithm>, &str, u64)],
     (op, id): (Op, Option<u128>),
     says: &str,
 ) -> String {
@@ -316,15 +316,15 @@ async fn a_foreign_entry_of_a_log_is_reported_and_removed() {
 async fn an_impossible_count_is_reported_once_and_what_has_ended_goes() {
     let server = server();
     let store = plain(&server).await.in_mode::<Multi>();
-    for policy in ["fixed-window 3/h", "first-request-window 3/h"] {
-        let limit = limit("l", &format!("{policy} count attempts"));
-        let key = store.key(&limit, policy).expect("native");
-        let one = [(&limit, policy, 1)];
+    for algorithm in ["fixed-window 3/h", "first-request-window 3/h"] {
+        let limit = limit("l", &format!("{algorithm} count attempts"));
+        let key = store.key(&limit, algorithm).expect("native");
+        let one = [(&limit, algorithm, 1)];
         let acquire = async || apply_at(&store, &one, Op::Acquire, None, at(7_200_000_000)).await;
         tell(&server, &["HSET", &key, "7200000000", "9223372036854775807"]);
         fails(acquire().await, ErrorKind::Corrupt, REMOVED);
         tell(&server, &["HSET", &key, "1", "3", "7200000000", "1"]);
-        assert_eq!(acquire().await.expect("heals").remaining(), 1, "{policy}");
+        assert_eq!(acquire().await.expect("heals").remaining(), 1, "{algorithm}");
         assert_eq!(number(&server, &["HEXISTS", &key, "1"]), 0);
         assert!(number(&server, &["PTTL", &key]) > 0);
     }
@@ -333,17 +333,17 @@ async fn an_impossible_count_is_reported_once_and_what_has_ended_goes() {
 const NOW_US: u64 = 1_795_218_392_123_456;
 
 /// Algorithms whose state is a few numbers, and how many. Behind them stands until when the key is kept.
-fn of_numbers() -> Vec<(Limit<Policy>, usize)> {
+fn of_numbers() -> Vec<(Limit<AnyAlgorithm>, usize)> {
     let mut all = Vec::new();
     for (name, numbers) in
         [("gcra", 3), ("fixed-window", 3), ("first-request-window", 3), ("sliding-counter", 3)]
     {
         for rate in ["3/s", "7/5m", "1000000000/s", "1/3650d", "4503599627/d"] {
             for burst in ["", " burst 1", " burst 1000", " burst 1099511627776"] {
-                let Ok(policy) = format!("{name} {rate}{burst}").parse::<Policy>() else {
+                let Ok(algorithm) = format!("{name} {rate}{burst}").parse::<AnyAlgorithm>() else {
                     continue;
                 };
-                let limit = named("l", policy);
+                let limit = named("l", algorithm);
                 let attempts = limit.clone().count_attempts().expect("a few numbers");
                 all.extend([(limit, numbers), (attempts, numbers)]);
             }
@@ -468,7 +468,8 @@ fn spoilt() -> impl Strategy<Value = Spoilt> {
     let several = proptest::collection::vec(numbers(), 2..6);
     let bytes = proptest::collection::vec((0..64_usize, any::<u8>()), 1..4);
     prop_oneof![
-        (select(Policy::NAMES), several).prop_map(|(name, numbers)| Spoilt::Numbers(name, numbers)),
+        (select(AnyAlgorithm::NAMES), several)
+            .prop_map(|(name, numbers)| Spoilt::Numbers(name, numbers)),
         bytes.prop_map(Spoilt::Bytes),
         // Up to a century.
         (0..42_u32, 1..1_000_u64).prop_map(|(bits, n)| Spoilt::Ahead(n << bits)),

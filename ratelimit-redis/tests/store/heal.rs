@@ -16,7 +16,7 @@ fn later(hours: u64) -> Now {
 }
 
 /// Limits of these algorithms. None recovers within the test.
-fn limits(names: &[&str], counting: &str) -> Limits<Policy> {
+fn limits(names: &[&str], counting: &str) -> Limits<AnyAlgorithm> {
     let text = |name: &str| match name {
         "bucketed-window" => format!("{name} bucket 6m rates 10/1h, 30/2h{counting}"),
         _ => format!("{name} 10/h{counting}"),
@@ -24,13 +24,13 @@ fn limits(names: &[&str], counting: &str) -> Limits<Policy> {
     Limits::new(names.iter().map(|name| limit(name, &text(name)))).expect("limits")
 }
 
-fn every() -> Limits<Policy> {
-    limits(Policy::NAMES, "")
+fn every() -> Limits<AnyAlgorithm> {
+    limits(AnyAlgorithm::NAMES, "")
 }
 
-async fn apply<S: Store<Policy, Error = RedisError>>(
+async fn apply<S: Store<AnyAlgorithm, Error = RedisError>>(
     store: &S,
-    limits: &Limits<Policy>,
+    limits: &Limits<AnyAlgorithm>,
     key: &str,
     (op, cost, time): (Op, u64, Now),
 ) -> Vec<Decision> {
@@ -39,7 +39,10 @@ async fn apply<S: Store<Policy, Error = RedisError>>(
 }
 
 /// Whether each key recovers as from empty, and not later.
-async fn is_full<S: Store<Policy, Error = RedisError>>(store: &S, limits: &Limits<Policy>) {
+async fn is_full<S: Store<AnyAlgorithm, Error = RedisError>>(
+    store: &S,
+    limits: &Limits<AnyAlgorithm>,
+) {
     for key in CALLERS {
         let decisions = apply(store, limits, key, (Op::Peek, 0, Now::Store)).await;
         for (limit, decision) in limits.iter().zip(decisions) {
@@ -57,7 +60,7 @@ async fn is_full<S: Store<Policy, Error = RedisError>>(store: &S, limits: &Limit
     }
 }
 
-async fn heals<M: Mode>(store: RedisStore<M>, limits: Limits<Policy>) {
+async fn heals<M: Mode>(store: RedisStore<M>, limits: Limits<AnyAlgorithm>) {
     let heal = async |options| store.heal(&limits, options).await.expect("it answers");
     let peek = async || apply(&store, &limits, "in time", (Op::Peek, 0, Now::Store)).await;
     assert!(store.health().await.findings().is_empty());
@@ -144,7 +147,7 @@ async fn a_state_from_the_future_of_each_algorithm_alone_is_reported_and_cut_in_
 }
 
 /// Of a limit beside another, whose state was there first or comes last.
-async fn reports_the_newest<M: Mode>(store: RedisStore<M>, limit: &Limit<Policy>) {
+async fn reports_the_newest<M: Mode>(store: RedisStore<M>, limit: &Limit<AnyAlgorithm>) {
     let beside = Limit::new("beside", *limit.algorithm()).expect("a name");
     let attempts = limit.counts_attempts();
     let beside = if attempts { beside.count_attempts().expect("it can") } else { beside };

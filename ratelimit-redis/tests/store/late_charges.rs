@@ -49,17 +49,17 @@ struct Admitted {
 }
 
 /// All limits that a transaction can decide: so many per second, or per hour.
-fn all(length: &str) -> Vec<Limit<Policy>> {
+fn all(length: &str) -> Vec<Limit<AnyAlgorithm>> {
     let of = |name: &str| limit(name, &format!("{name} {LIMIT}/{length} count attempts"));
     NATIVE.map(of).into()
 }
 
 /// The most that may be admitted to requests that begin and end within a period. `fresh`: no window had
 /// begun before it.
-fn bound(policy: &Policy, from_us: u64, to_us: u64, fresh: bool) -> u64 {
-    match policy {
-        Policy::FixedWindow(_) => LIMIT * (to_us / WINDOW_US - from_us / WINDOW_US + 1),
-        Policy::SlidingLog(_) => LIMIT * ((to_us - from_us) / WINDOW_US + 1),
+fn bound(algorithm: &AnyAlgorithm, from_us: u64, to_us: u64, fresh: bool) -> u64 {
+    match algorithm {
+        AnyAlgorithm::FixedWindow(_) => LIMIT * (to_us / WINDOW_US - from_us / WINDOW_US + 1),
+        AnyAlgorithm::SlidingLog(_) => LIMIT * ((to_us - from_us) / WINDOW_US + 1),
         // A window of its own begins at most once per window length.
         _ => LIMIT * ((to_us - from_us) / WINDOW_US + 1 + u64::from(!fresh)),
     }
@@ -69,12 +69,12 @@ fn bound(policy: &Policy, from_us: u64, to_us: u64, fresh: bool) -> u64 {
 struct Scene {
     late: Arc<Late>,
     store: RedisStore<Multi, Meddled>,
-    limit: Arc<Limit<Policy>>,
+    limit: Arc<Limit<AnyAlgorithm>>,
     admitted: Vec<Admitted>,
 }
 
 impl Scene {
-    async fn new(server: &RedisServer, limit: Limit<Policy>) -> Self {
+    async fn new(server: &RedisServer, limit: Limit<AnyAlgorithm>) -> Self {
         let late = Arc::<Late>::default();
         let connection = meddled(server).await;
         let connection = connection.before_with(Arc::clone(&late), |late, words| async move {
@@ -137,7 +137,7 @@ impl Scene {
         let first_us = self.admitted.iter().map(|one| one.asked_us).min().expect("some were");
         let last_us = self.admitted.iter().map(|one| one.told_us).max().expect("some were");
         let (end_us, gone_us) = match self.limit.algorithm() {
-            Policy::FixedWindow(_) => (begin_us + WINDOW_US, begin_us + WINDOW_US),
+            AnyAlgorithm::FixedWindow(_) => (begin_us + WINDOW_US, begin_us + WINDOW_US),
             _ => (first_us + WINDOW_US, last_us + WINDOW_US),
         };
         wait_until(end_us - 200_000).await;
@@ -152,18 +152,18 @@ impl Scene {
 
     /// Checks every period from the start of one request to the end of one.
     fn keeps_its_bound(&self) {
-        let (policy, admitted) = (self.limit.algorithm(), &self.admitted);
+        let (algorithm, admitted) = (self.limit.algorithm(), &self.admitted);
         let first_us = admitted.iter().map(|one| one.asked_us).min().expect("some were");
         for from_us in admitted.iter().map(|one| one.asked_us) {
             for to_us in admitted.iter().map(|one| one.told_us).filter(|us| *us >= from_us) {
                 let inside =
                     admitted.iter().filter(|one| one.asked_us >= from_us && one.told_us <= to_us);
                 let count: u64 = inside.map(|one| one.cost).sum();
-                let most = bound(policy, from_us, to_us, from_us == first_us);
+                let most = bound(algorithm, from_us, to_us, from_us == first_us);
                 let us = to_us - from_us;
                 assert!(
                     count <= most,
-                    "{policy}: {count} within {us} µs, and at most {most} may be"
+                    "{algorithm}: {count} within {us} µs, and at most {most} may be"
                 );
             }
         }
@@ -187,8 +187,8 @@ async fn a_charge_after_the_end_of_its_window_admits_no_more() {
 }
 
 /// Whether an attempt that does not fit displaces older ones: then a late charge stays.
-fn slides(policy: &Policy) -> bool {
-    matches!(policy, Policy::SlidingLog(_))
+fn slides(algorithm: &AnyAlgorithm) -> bool {
+    matches!(algorithm, AnyAlgorithm::SlidingLog(_))
 }
 
 /// The entries that counted at the time of such a charge may be gone.
@@ -199,16 +199,16 @@ async fn a_charge_more_than_a_second_late_is_in_doubt_and_counts_once() {
     let until_us = now_us() + 1_300_000;
     join_all(scenes.iter_mut().map(|scene| scene.ask(1, until_us))).await;
     for Scene { limit, store, late, admitted } in &scenes {
-        let (policy, charges) = (limit.algorithm(), late.charges.load(Ordering::SeqCst));
-        assert_eq!((admitted.len(), charges), (0, 1), "{policy}");
-        assert_eq!(peek(store, limit, "a").await, LIMIT - 1, "{policy}");
+        let (algorithm, charges) = (limit.algorithm(), late.charges.load(Ordering::SeqCst));
+        assert_eq!((admitted.len(), charges), (0, 1), "{algorithm}");
+        assert_eq!(peek(store, limit, "a").await, LIMIT - 1, "{algorithm}");
     }
 }
 
 /// What another client does between the read of a request and its charge.
 async fn decided_after<F: Future<Output = ()> + Send + 'static>(
     server: &RedisServer,
-    limit: &Limit<Policy>,
+    limit: &Limit<AnyAlgorithm>,
     (cost, us): (u64, u64),
     between: impl Fn(RedisStore<Multi, Meddled>) -> F + Send + Sync + 'static,
 ) -> Verdict {
@@ -298,7 +298,7 @@ async fn denied_attempts_leave_no_more_than_the_limit_counts() {
 /// Acquires this cost, at this offset from a time long ago.
 async fn acquire(
     store: &RedisStore<Multi, impl Connection>,
-    limit: &Limit<Policy>,
+    limit: &Limit<AnyAlgorithm>,
     cost: u64,
     us: u64,
 ) -> Verdict {

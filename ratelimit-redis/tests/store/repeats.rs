@@ -34,9 +34,9 @@ const STORIES: [(&[Asked], Asked); 12] = [
 /// After how many commands one breaks, and what runs before it goes.
 type Plan = (usize, Fate, BoxFuture<'static, ()>);
 
-async fn apply_all<S: Store<Policy>>(
+async fn apply_all<S: Store<AnyAlgorithm>>(
     store: &S,
-    limit: &Limit<Policy>,
+    limit: &Limit<AnyAlgorithm>,
     keys: &[String; 2],
     (op, cost, id): Asked,
 ) -> Result<Verdict, S::Error> {

@@ -132,12 +132,12 @@ macro_rules! harness {
 /// A store that knows its options.
 struct Kept<M: Mode>(Opened<M>);
 
-impl<M: Mode> Store<Policy> for Kept<M> {
+impl<M: Mode> Store<AnyAlgorithm> for Kept<M> {
     type Error = RedisError;
 
     fn apply(
         &self,
-        batch: &Batch<'_, Policy>,
+        batch: &Batch<'_, AnyAlgorithm>,
     ) -> impl Future<Output = Result<Verdict, RedisError>> + Send {
         self.0.0.apply(batch)
     }
@@ -148,7 +148,7 @@ harness! { Cas, 64 }
 harness! { Multi, 48,
     const CHANGES: bool = false;
 
-    fn can_keep(limit: &Limit<Policy>) -> bool {
+    fn can_keep(limit: &Limit<AnyAlgorithm>) -> bool {
         limit.counts_attempts()
     }
 
@@ -170,7 +170,7 @@ fn requests_are_decided_by_name_and_leave_what_the_options_say() {
 }
 
 /// Two limits of one name, and the number of each.
-type Twice = [(Limit<Policy>, u64); 2];
+type Twice = [(Limit<AnyAlgorithm>, u64); 2];
 
 fn twice(name: &str, policy: impl Fn(u64) -> String) -> Twice {
     [3, 8].map(|count| (limit(name, &policy(count)), count))

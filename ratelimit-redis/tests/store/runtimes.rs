@@ -16,7 +16,7 @@ fn built(builder: Builder, url: &str, client: Client) -> RedisStore {
     builder.connect_lazy(url).expect("a URL")
 }
 
-fn many() -> Limit<Policy> {
+fn many() -> Limit<AnyAlgorithm> {
     limit("many", "gcra 1000/3650d")
 }
 
@@ -58,7 +58,12 @@ async fn turns() {
 }
 
 /// So many requests on this runtime, for three keys.
-fn begin(on: &Runtime, store: &RedisStore, limit: &Limit<Policy>, requests: usize) -> Vec<Asked> {
+fn begin(
+    on: &Runtime,
+    store: &RedisStore,
+    limit: &Limit<AnyAlgorithm>,
+    requests: usize,
+) -> Vec<Asked> {
     let ask = |n: usize| {
         let (store, limit) = (store.clone(), limit.clone());
         on.spawn(async move { acquire(&store, &limit, &format!("k{}", n % 3)).await })
@@ -67,7 +72,7 @@ fn begin(on: &Runtime, store: &RedisStore, limit: &Limit<Policy>, requests: usiz
 }
 
 /// What remains of the three keys, together.
-async fn remain(store: &RedisStore, limit: &Limit<Policy>) -> u64 {
+async fn remain(store: &RedisStore, limit: &Limit<AnyAlgorithm>) -> u64 {
     peek(store, limit, "k0").await + peek(store, limit, "k1").await + peek(store, limit, "k2").await
 }
 
@@ -78,7 +83,7 @@ async fn runs(runtime: &Runtime, before: usize, more: usize) {
 }
 
 /// Each request is decided or in doubt, and no more is charged than that.
-async fn are_accounted_for(store: &RedisStore, limit: &Limit<Policy>, asked: Vec<Asked>) {
+async fn are_accounted_for(store: &RedisStore, limit: &Limit<AnyAlgorithm>, asked: Vec<Asked>) {
     let (mut decided, mut in_doubt) = (0, 0);
     for answer in asked {
         match answer.await.expect("no panic") {

@@ -40,7 +40,7 @@ impl Wire {
 }
 
 /// Three per hour, by algorithms that one script decides.
-fn flat() -> Vec<Limit<Policy>> {
+fn flat() -> Vec<Limit<AnyAlgorithm>> {
     let texts = [
         "gcra 3/h",
         "fixed-window 3/h",
@@ -126,8 +126,8 @@ async fn a_read_only_request_runs_a_read_only_script() {
 #[tokio::test]
 async fn limits_of_one_name_have_a_field_each_and_need_no_driver() {
     let wire = Wire::new().await;
-    let policies = ["gcra 3/h", "fixed-window 3/h", "fixed-window 3/d"];
-    let limits = policies.map(|policy| limit("login", policy));
+    let algorithms = ["gcra 3/h", "fixed-window 3/h", "fixed-window 3/d"];
+    let limits = algorithms.map(|algorithm| limit("login", algorithm));
     for limit in &limits {
         let (verdict, sent) = wire.apply(&[(limit, "alice", 1)], Op::Acquire).await;
         assert_eq!((verdict.remaining(), by_driver(&sent)), (2, false), "{sent:?}");
@@ -160,23 +160,23 @@ async fn fields_that_have_ended_go_when_the_key_lives_longer() {
         ("foreign", b"anything else".to_vec()),
         ("short", b"6 byte".to_vec()),
     ];
-    for policy in ["gcra 3/3650d", "sliding-counter 3/3650d", "concurrency 3/3650d"] {
+    for algorithm in ["gcra 3/3650d", "sliding-counter 3/3650d", "concurrency 3/3650d"] {
         for (given, goes) in [(false, true), (true, false)] {
-            let limit = limit("used", policy);
-            let key = store.key(&limit, policy);
+            let limit = limit("used", algorithm);
+            let key = store.key(&limit, algorithm);
             for (field, value) in &fields {
                 let words = [b"HSET", key.as_bytes(), field.as_bytes(), value];
                 client.command(&words).expect("it answers").ok().expect("done");
             }
             tell(&server, &["PEXPIRE", &key, "60000"]);
             let now = if given { Now::At(Timestamp::saturating_from_us(1)) } else { Now::Store };
-            let verdict = apply_at(&store, &[(&limit, policy, 1)], Op::Acquire, None, now).await;
+            let verdict = apply_at(&store, &[(&limit, algorithm, 1)], Op::Acquire, None, now).await;
             assert_eq!(verdict.expect("decides").remaining(), 2);
             let left = number(&server, &["HLEN", &key]);
-            assert_eq!(left, if goes { 5 } else { 7 }, "{policy}");
+            assert_eq!(left, if goes { 5 } else { 7 }, "{algorithm}");
             for (field, _) in &fields {
                 let there = number(&server, &["HEXISTS", &key, field]) == 1;
-                assert_eq!(there, !goes || !field.starts_with("ended"), "{policy}: {field}");
+                assert_eq!(there, !goes || !field.starts_with("ended"), "{algorithm}: {field}");
             }
             tell(&server, &["DEL", &key]);
         }
@@ -204,14 +204,14 @@ async fn a_request_of_many_limits_needs_no_driver() {
     let wire = Wire::new().await;
     let plain: Vec<_> = flat()[..4].iter().map(|limit| *limit.algorithm()).collect();
     // Whether each counts attempts.
-    let attempts = plain.iter().map(|policy| (*policy, true)).collect();
+    let attempts = plain.iter().map(|algorithm| (*algorithm, true)).collect();
     let mixed = vec![(plain[0], false), (plain[0], true), (plain[3], false), (plain[1], false)];
-    for (name, policies) in [("attempts", attempts), ("mixed", mixed)] {
+    for (name, algorithms) in [("attempts", attempts), ("mixed", mixed)] {
         for count in [6, 40] {
             for callers in [1, count] {
                 let limit = |n| {
-                    let (policy, attempts) = policies[n % policies.len()];
-                    let limit = named(&format!("{name}{callers}-{n}"), policy);
+                    let (algorithm, attempts) = algorithms[n % algorithms.len()];
+                    let limit = named(&format!("{name}{callers}-{n}"), algorithm);
                     if attempts { limit.count_attempts().expect("it can") } else { limit }
                 };
                 let limits: Vec<_> = (0..count).map(limit).collect();
@@ -323,9 +323,9 @@ async fn the_entries_of_a_log_have_their_metadata_until_its_window_is_over() {
     let lua = plain(&server).await;
     let (cas, multi) = (lua.in_mode::<Cas>(), lua.in_mode::<Multi>());
     let every: Vec<u8> = (0..=255).collect();
-    for policy in ["window-log 3/5ms", "window-log 3/5ms count attempts"] {
+    for algorithm in ["window-log 3/5ms", "window-log 3/5ms count attempts"] {
         // Two in one request, of which the first denies the fourth.
-        let logs = [limit("log", policy), limit("wide", &policy.replace("3/", "9/"))];
+        let logs = [limit("log", algorithm), limit("wide", &algorithm.replace("3/", "9/"))];
         let (memory, is_native) = (MemoryStore::new(), logs[0].counts_attempts());
         for (us, metadata) in [(1, &every[..]), (1, b""), (2, b"mine"), (3, b"late")] {
             let checks = logs.each_ref().map(|limit| Check { limit, key: "a", cost: 1 });

@@ -27,7 +27,7 @@ const BEGIN_US: u64 = 1_800_000_000_000_000;
 struct Block<'f> {
     comments: Vec<&'f str>,
     mode: &'f str,
-    limits: Vec<Limit<Policy>>,
+    limits: Vec<Limit<AnyAlgorithm>>,
     lines: Vec<(&'f str, &'f str)>,
 }
 
@@ -113,7 +113,11 @@ fn stored(server: &RedisServer, client: &mut RespClient, mode: &str) -> Vec<Stri
 }
 
 /// What a request of these words is told, a part for each limit.
-async fn decided(store: &impl Store<Policy>, limits: &[Limit<Policy>], request: &str) -> String {
+async fn decided(
+    store: &impl Store<AnyAlgorithm>,
+    limits: &[Limit<AnyAlgorithm>],
+    request: &str,
+) -> String {
     let ops = [Op::Acquire, Op::Peek, Op::Force, Op::Refund, Op::Settle, Op::Renew, Op::Extend];
     let mut words = request.split(' ');
     let op = words.next().and_then(|name| ops.iter().find(|op| op.to_string() == name));

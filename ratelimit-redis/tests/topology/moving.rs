@@ -4,7 +4,7 @@
 
 use crate::common::prelude::*;
 
-type Any = Arc<dyn DynStore<Policy>>;
+type Any = Arc<dyn DynStore<AnyAlgorithm>>;
 
 const CAPACITY: u64 = 20;
 /// Lets the nodes learn of one move before the next.
@@ -27,7 +27,7 @@ fn is_to_be_repeated(error: &impl StoreError) -> bool {
 
 /// The remaining cost of each key, once nothing changes any more: all requests of callers that gave up have been
 /// executed.
-async fn left(store: &Any, limit: &Limit<Policy>) -> Vec<u64> {
+async fn left(store: &Any, limit: &Limit<AnyAlgorithm>) -> Vec<u64> {
     let (mut before, mut same) = (Vec::new(), 0);
     while same < 10 {
         tokio::time::sleep(Duration::from_millis(5)).await;
@@ -56,7 +56,7 @@ fn moment(n: u64) -> Duration {
 }
 
 /// Requests two of the keys at a time, or all of them.
-async fn ask(store: Any, limit: Limit<Policy>, task: u64, is_patient: bool, seen: Arc<Seen>) {
+async fn ask(store: Any, limit: Limit<AnyAlgorithm>, task: u64, is_patient: bool, seen: Arc<Seen>) {
     for request in 0..REQUESTS {
         let some: Vec<_> = (0..3).filter(|n| (task + request) % 4 != *n as u64).collect();
         let checks: Vec<_> = some.iter().map(|place| (&limit, KEYS[*place], 1)).collect();
@@ -77,7 +77,7 @@ async fn ask(store: Any, limit: Limit<Policy>, task: u64, is_patient: bool, seen
     }
 }
 
-async fn contest(store: &Any, limit: &Limit<Policy>, is_patient: bool) {
+async fn contest(store: &Any, limit: &Limit<AnyAlgorithm>, is_patient: bool) {
     let (seen, mut tasks) = (Arc::new(Seen::default()), JoinSet::new());
     for task in 0..TASKS {
         tasks.spawn(ask(Arc::clone(store), limit.clone(), task, is_patient, Arc::clone(&seen)));
@@ -96,7 +96,12 @@ async fn contest(store: &Any, limit: &Limit<Policy>, is_patient: bool) {
 }
 
 /// Reserves all keys under ids, repeats requests without a reply, and cancels all reservations.
-async fn reserve_and_cancel(store: Any, limit: Limit<Policy>, task: u64, reserved: Arc<AtomicU64>) {
+async fn reserve_and_cancel(
+    store: Any,
+    limit: Limit<AnyAlgorithm>,
+    task: u64,
+    reserved: Arc<AtomicU64>,
+) {
     const COST: u64 = 3;
     let mut n = 0;
     for request in 0..REQUESTS {
@@ -123,7 +128,7 @@ async fn reserve_and_cancel(store: Any, limit: Limit<Policy>, task: u64, reserve
     }
 }
 
-async fn cancel(store: &Any, limit: &Limit<Policy>, id: u128) {
+async fn cancel(store: &Any, limit: &Limit<AnyAlgorithm>, id: u128) {
     loop {
         match apply(store, &KEYS.map(|key| (limit, key, 0)), Op::Settle, Some(id)).await {
             Ok(_) => break,
@@ -133,7 +138,7 @@ async fn cancel(store: &Any, limit: &Limit<Policy>, id: u128) {
     }
 }
 
-async fn reserved(store: &Any, limit: &Limit<Policy>) {
+async fn reserved(store: &Any, limit: &Limit<AnyAlgorithm>) {
     let (reserved, mut tasks) = (Arc::new(AtomicU64::new(0)), JoinSet::new());
     for task in 0..TASKS {
         let reserved = Arc::clone(&reserved);
@@ -146,7 +151,7 @@ async fn reserved(store: &Any, limit: &Limit<Policy>) {
         cancel(store, limit, id.into()).await;
     }
     // A bucket that was charged meanwhile keeps the part that may have refilled.
-    let rounded = matches!(limit.algorithm(), Policy::Gcra(_) | Policy::TokenBucket(_));
+    let rounded = matches!(limit.algorithm(), AnyAlgorithm::Gcra(_) | AnyAlgorithm::TokenBucket(_));
     let due = CAPACITY - u64::from(rounded)..=CAPACITY;
     let left = left(store, limit).await;
     assert!(left.iter().all(|left| due.contains(left)), "{}: {left:?}", limit.name());

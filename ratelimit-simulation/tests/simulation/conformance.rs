@@ -4,9 +4,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use ratelimit_core::algorithm::PolicyState;
+use ratelimit_core::algorithm::AnyState;
 use ratelimit_core::store::{Batch, Check};
-use ratelimit_core::{Limit, Policy, Store, Timestamp};
+use ratelimit_core::{AnyAlgorithm, Limit, Store, Timestamp};
 use ratelimit_redis::{Builder as StoreBuilder, Cas, Lua, Mode, RedisStore, Reply};
 use ratelimit_simulation::{ModelConnection, ModelServer, Network};
 use ratelimit_testkit::{Harness, Property, StoreClock, conformance, regression};
@@ -102,7 +102,7 @@ macro_rules! conformance_on {
                 self.0.clock()
             }
 
-            async fn state(&self, store: &Self::Store, limit: &Limit<Policy>, key: &str) -> Option<PolicyState> {
+            async fn state(&self, store: &Self::Store, limit: &Limit<AnyAlgorithm>, key: &str) -> Option<AnyState> {
                 store.state(limit, key).await.expect("a state, or none")
             }
 
@@ -150,20 +150,21 @@ fn what_an_old_window_left_goes_while_the_caller_is_busy() {
     let model = Model::new(1);
     let store = model.store(RedisStore::builder());
     let server = &model.network.servers()[0];
-    let busy = |policy: &str, from_us: u64, hours: u64| {
-        let limit = Limit::new("api", policy.parse::<Policy>().expect(policy)).expect("a name");
+    let busy = |algorithm: &str, from_us: u64, hours: u64| {
+        let limit =
+            Limit::new("api", algorithm.parse::<AnyAlgorithm>().expect(algorithm)).expect("a name");
         let check = Check { limit: &limit, key: "alice", cost: 1 };
         for minutes in 0..hours * 60 {
             server.set(from_us + minutes * 60_000_000);
             let answer = model.runtime.block_on(store.apply(&Batch::one(&check)));
-            assert!(answer.expect("it answers").allowed(), "{policy}");
+            assert!(answer.expect("it answers").allowed(), "{algorithm}");
         }
     };
     let fields = || {
         let words = [&b"HLEN"[..], b"rl:1::{alice}"].map(<[u8]>::to_vec);
         server.execute(&words).expect("it answers")
     };
-    let policies = [
+    let algorithms = [
         "fixed-window 60/h",
         "sliding-counter 90/h",
         "bucketed-window bucket 1m rates 60/h",
@@ -172,11 +173,11 @@ fn what_an_old_window_left_goes_while_the_caller_is_busy() {
         "fixed-window 1440/d",
     ];
     let mut at_us = BEGIN_US;
-    for policy in policies {
-        busy(policy, at_us, 5);
+    for algorithm in algorithms {
+        busy(algorithm, at_us, 5);
         at_us += 5 * HOUR_US;
         // Its own, and at most those of the last hours.
-        assert!(matches!(fields(), Reply::Integer(1..=2)), "{policy}: {:?}", fields());
+        assert!(matches!(fields(), Reply::Integer(1..=2)), "{algorithm}: {:?}", fields());
     }
     busy("gcra 60/h", at_us, 48);
     assert_eq!(fields(), Reply::Integer(1));

@@ -7,7 +7,7 @@ use std::time::Duration;
 use fastrand::Rng;
 use ratelimit_core::store::{Batch, Check, Op};
 use ratelimit_core::{
-    DynStore, ErrorKind, Limit, Policy, ReservationId, Store, StoreError, Timestamp,
+    AnyAlgorithm, DynStore, ErrorKind, Limit, ReservationId, Store, StoreError, Timestamp,
 };
 use ratelimit_redis::{Cas, RedisStore};
 use ratelimit_simulation::{Faults, ModelConnection, ModelServer, Network, may_repeat};
@@ -41,7 +41,7 @@ pub(crate) struct Plan {
     forgets: bool,
 }
 
-const POLICIES: [&str; 12] = [
+const ALGORITHMS: [&str; 12] = [
     "gcra 10/s burst 4",
     "gcra 3/m burst 5",
     "gcra 2/s burst 3 debt 4",
@@ -64,8 +64,8 @@ impl Plan {
 
     pub(crate) fn of(seed: u64) -> Self {
         let mut random = Rng::with_seed(seed);
-        let mut policy = || POLICIES[random.usize(..POLICIES.len())];
-        let limits = [policy(), policy()];
+        let mut algorithm = || ALGORITHMS[random.usize(..ALGORITHMS.len())];
+        let limits = [algorithm(), algorithm()];
         let (nodes, tasks) = (random.usize(1..4), random.usize(1..4));
         Self {
             seed,
@@ -84,7 +84,7 @@ impl Plan {
 struct World {
     plan: Plan,
     network: Arc<Network>,
-    limits: Vec<Limit<Policy>>,
+    limits: Vec<Limit<AnyAlgorithm>>,
     order: AtomicU64,
 }
 
@@ -151,7 +151,7 @@ async fn begin(plan: Plan) -> Result<Counts, String> {
 
 impl World {
     /// The store of a node.
-    fn store(&self) -> Arc<dyn DynStore<Policy>> {
+    fn store(&self) -> Arc<dyn DynStore<AnyAlgorithm>> {
         let connection = ModelConnection::new(&self.network);
         let store = RedisStore::builder().deadline(DEADLINE).over(connection).expect("a prefix");
         if self.plan.compares { Arc::new(store.in_mode::<Cas>()) } else { Arc::new(store) }
@@ -166,7 +166,7 @@ impl World {
     /// What is recorded of a request, whose caller gives up after some time; nothing if it was certainly not charged.
     async fn ask(
         &self,
-        store: &dyn DynStore<Policy>,
+        store: &dyn DynStore<AnyAlgorithm>,
         op: Op,
         asks: Vec<(usize, usize, u64)>,
         id: Option<ReservationId>,
@@ -252,7 +252,7 @@ impl World {
 /// Sends requests, one after the other.
 async fn caller(
     world: Arc<World>,
-    store: Arc<dyn DynStore<Policy>>,
+    store: Arc<dyn DynStore<AnyAlgorithm>>,
     mut random: Rng,
 ) -> Result<Vec<Event>, String> {
     let mut events = Vec::new();

@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use fastrand::Rng;
-use ratelimit_core::{Limits, OnOutage, Policy, ReservationId, Timestamp};
+use ratelimit_core::{AnyAlgorithm, Limits, OnOutage, ReservationId, Timestamp};
 use ratelimit_simulation::{Faults, ModelServer, Network};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
@@ -105,7 +105,7 @@ impl Plan {
         if self.nodes > 8 { OnOutage::Closed } else { self.on_outage }
     }
 
-    fn limits(&self) -> Limits<Policy> {
+    fn limits(&self) -> Limits<AnyAlgorithm> {
         let [user, shared] = self.limits;
         let on_outage = self.on_outage();
         let limits = Limits::builder().limit("user", user).by(["user"]).on_outage(on_outage);

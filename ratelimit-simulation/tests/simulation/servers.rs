@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use ratelimit_core::store::{Batch, Check, Op};
-use ratelimit_core::{Gcra, Limit, Limits, OnOutage, Policy, RateLimiter, Source, Store};
+use ratelimit_core::{AnyAlgorithm, Gcra, Limit, Limits, OnOutage, RateLimiter, Source, Store};
 use ratelimit_layers::Fallback;
 use ratelimit_redis::RedisStore;
 use ratelimit_simulation::{ModelConnection, ModelServer, Network};
@@ -41,7 +41,7 @@ pub(crate) async fn run(network: &std::sync::Arc<Network>, away: usize) -> [usiz
 /// A day's charge makes the shared key live for longer, so the script looks for fields that have ended.
 #[test]
 fn a_window_counts_until_its_end_beside_a_charge_that_sweeps_its_key() {
-    let limit = |name, words: &str| -> Limit<Policy> {
+    let limit = |name, words: &str| -> Limit<AnyAlgorithm> {
         Limit::new(name, words.parse().expect("a policy")).expect("a name")
     };
     let (minutely, daily) =
@@ -56,7 +56,7 @@ fn a_window_counts_until_its_end_beside_a_charge_that_sweeps_its_key() {
             let network = Network::new(vec![ModelServer::new(end_us - 40_000_123, 0)], 7);
             let store = RedisStore::builder().over(ModelConnection::new(&network));
             let store = store.expect("a prefix");
-            let charge = async |limit: &Limit<Policy>, op, cost| {
+            let charge = async |limit: &Limit<AnyAlgorithm>, op, cost| {
                 let check = Check { limit, key: "alice", cost };
                 store.apply(&Batch::one(&check).op(op)).await.expect("decides").allowed()
             };

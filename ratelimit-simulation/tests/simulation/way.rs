@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ratelimit_core::store::{Batch, Check};
-use ratelimit_core::{Limit, Policy, Store};
+use ratelimit_core::{AnyAlgorithm, Limit, Store};
 use ratelimit_redis::{Argument, Connection, Deadline, RedisError, RedisStore, Reply};
 use ratelimit_simulation::{ModelConnection, ModelServer, Network};
 use tokio::runtime::Builder;
@@ -79,7 +79,7 @@ impl Connection for Way {
 
 /// How many requests are decided over this way in a time, once the store knows the way.
 fn decided(merges: bool, way: Duration, limits: &[&str]) -> u32 {
-    let limits: Vec<Limit<Policy>> = (0..)
+    let limits: Vec<Limit<AnyAlgorithm>> = (0..)
         .zip(limits)
         .map(|(n, text)| {
             Limit::new(&format!("limit{n}"), text.parse().expect("a limit")).expect("a name")

@@ -1,8 +1,8 @@
 //! Law 10 for the capabilities that a harness claims.
 
-use ratelimit_core::algorithm::PolicyState;
+use ratelimit_core::algorithm::AnyState;
 use ratelimit_core::store::{Now, Op};
-use ratelimit_core::{ErrorKind, Limit, Policy, ReservationId, Timestamp};
+use ratelimit_core::{AnyAlgorithm, ErrorKind, Limit, ReservationId, Timestamp};
 
 use crate::capability::Capability;
 use crate::law::{LawResult, ensure};
@@ -17,14 +17,14 @@ const ID: ReservationId = ReservationId::new(10);
 /// Law 10: the store supports, on limits of this scope, everything that its harness does not list as lacking.
 /// It refuses the rest as unsupported, where a refusal can be observed.
 pub(crate) async fn it_can_do_what_it_claims(
-    subject: &Subject<'_, Policy>,
+    subject: &Subject<'_, AnyAlgorithm>,
     scope: Scope,
 ) -> LawResult {
     let rate = rate(3, 3_600_000_000);
-    for (n, policy) in scope.at_rate(rate, 3).into_iter().enumerate() {
-        let limits = ["l", "m"].map(|name| limit(&format!("{name}{n}"), policy.clone()));
-        let claims = Claims { subject, limits: &limits, text: &policy.text };
-        if let Some(lacking) = subject.able.lacks(Capability::needed_by(&policy)) {
+    for (n, instance) in scope.at_rate(rate, 3).into_iter().enumerate() {
+        let limits = ["l", "m"].map(|name| limit(&format!("{name}{n}"), instance.clone()));
+        let claims = Claims { subject, limits: &limits, text: &instance.text };
+        if let Some(lacking) = subject.able.lacks(Capability::needed_by(&instance)) {
             claims
                 .refused(lacking, &TraceRequest { asks: vec![ask(0, "a")], ..acquire(None) })
                 .await?;
@@ -44,8 +44,8 @@ fn acquire(id: Option<ReservationId>) -> TraceRequest {
 }
 
 struct Claims<'a> {
-    subject: &'a Subject<'a, Policy>,
-    limits: &'a [Limit<Policy>],
+    subject: &'a Subject<'a, AnyAlgorithm>,
+    limits: &'a [Limit<AnyAlgorithm>],
     text: &'a str,
 }
 
@@ -98,8 +98,8 @@ impl Claims<'_> {
     }
 
     /// Checks that the store keeps the caller's metadata, if the limit keeps any.
-    fn keeps_metadata(&self, state: Option<PolicyState>) -> LawResult {
-        let Some(PolicyState::WindowLog(log)) = state else { return Ok(()) };
+    fn keeps_metadata(&self, state: Option<AnyState>) -> LawResult {
+        let Some(AnyState::WindowLog(log)) = state else { return Ok(()) };
         let kept = log.entries.last().map(|entry| entry.metadata.to_vec()).unwrap_or_default();
         let given = self.subject.metadata(&acquire(None));
         ensure(kept == given, || {

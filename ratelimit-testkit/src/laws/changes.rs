@@ -1,7 +1,7 @@
 //! Law 11: two limits of one name in turn; and, for stores that charge before they read, a limit that was changed.
 
 use ratelimit_core::store::{Now, Op};
-use ratelimit_core::{Algorithm, Decision, Limit, Policy, ReservationId, Timestamp};
+use ratelimit_core::{Algorithm, AnyAlgorithm, Decision, Limit, ReservationId, Timestamp};
 
 use crate::capability::{Able, Capability};
 use crate::law::{LawResult, ensure};
@@ -14,7 +14,7 @@ const HOUR_US: u64 = 3_600_000_000;
 const DAY_US: u64 = 24 * HOUR_US;
 
 /// Pairs of limits that may take turns under one name: of other windows, and of other algorithms.
-pub(crate) fn pairs_in_turn(scope: Scope, able: Able) -> Vec<[Instance<Policy>; 2]> {
+pub(crate) fn pairs_in_turn(scope: Scope, able: Able) -> Vec<[Instance<AnyAlgorithm>; 2]> {
     let all = match scope {
         Scope::Reservations => AlgorithmKind::RESERVATIONS.map(Scope::One).to_vec(),
         _ => Scope::singles(),
@@ -32,17 +32,17 @@ pub(crate) fn pairs_in_turn(scope: Scope, able: Able) -> Vec<[Instance<Policy>; 
         let one = &limit_of(*one, 3, HOUR_US)[0];
         pairs.extend(others.map(|other| [one.clone(), other]));
     }
-    let kind = |limit: &Instance<Policy>| limit.algorithm.state_kind();
-    let is_one_state = |[one, other]: &[Instance<Policy>; 2]| kind(one) == kind(other);
+    let kind = |limit: &Instance<AnyAlgorithm>| limit.algorithm.state_kind();
+    let is_one_state = |[one, other]: &[Instance<AnyAlgorithm>; 2]| kind(one) == kind(other);
     pairs.retain(|pair| able.can(Capability::Changes) || !is_one_state(pair));
-    pairs.retain(|pair| pair.iter().all(|policy| able.can_keep(policy)));
+    pairs.retain(|pair| pair.iter().all(|instance| able.can_keep(instance)));
     pairs
 }
 
 /// Two limits of one name that take turns, as in a rolling deployment.
 struct Turns<'s, 'a> {
-    subject: &'s Subject<'a, Policy>,
-    limits: [Limit<Policy>; 2],
+    subject: &'s Subject<'a, AnyAlgorithm>,
+    limits: [Limit<AnyAlgorithm>; 2],
     at: Timestamp,
 }
 
@@ -77,13 +77,13 @@ impl Turns<'_, '_> {
 /// Law 11: a caller of two limits of one name in turn is admitted at most the sum of both, of other algorithms or windows as well;
 /// what one of these reserves, the other neither settles nor forgets.
 pub(crate) async fn two_limits_in_turn_admit_their_sum(
-    subject: &Subject<'_, Policy>,
-    pair: [Instance<Policy>; 2],
+    subject: &Subject<'_, AnyAlgorithm>,
+    pair: [Instance<AnyAlgorithm>; 2],
 ) -> LawResult {
-    let limits = pair.clone().map(|policy| limit("turns", policy));
+    let limits = pair.clone().map(|instance| limit("turns", instance));
     let turns = Turns { subject, limits, at: Timestamp::saturating_from_us(BEGINNINGS_US[2]) };
     let of = || format!("{} and {} in turn", pair[0], pair[1]);
-    let capacities = pair.each_ref().map(|policy| policy.algorithm.capacity());
+    let capacities = pair.each_ref().map(|instance| instance.algorithm.capacity());
     let sum: u64 = capacities.iter().sum();
     let mut admitted = 0;
     for turn in 0..3 * sum {
@@ -122,8 +122,8 @@ pub(crate) async fn two_limits_in_turn_admit_their_sum(
 /// the new limit takes to recover from empty. Stores with [`Capability::Changes`](crate::Capability::Changes) agree with the pure
 /// step instead, which keeps the law.
 pub(crate) async fn a_changed_limit_is_safe(
-    subject: &Subject<'_, Policy>,
-    trace: &Trace<Policy>,
+    subject: &Subject<'_, AnyAlgorithm>,
+    trace: &Trace<AnyAlgorithm>,
 ) -> LawResult {
     for request in &trace.requests {
         let mut before = request.clone();
@@ -131,8 +131,8 @@ pub(crate) async fn a_changed_limit_is_safe(
         let _ = subject.answer(&trace.limits, &before, Now::At(before.at)).await?;
     }
     let (new, at) = (trace.limits.len() - 1, trace.latest());
-    let (policy, text) = (trace.limits[new].algorithm(), &trace.texts[new]);
-    let (capacity, full_us) = (policy.capacity(), full_us(policy));
+    let (instance, text) = (trace.limits[new].algorithm(), &trace.texts[new]);
+    let (capacity, full_us) = (instance.capacity(), full_us(instance));
     for key in ["a", "b", "c"] {
         let one = async |op, cost, at| {
             let ask = Ask { limit: new, key: key.to_owned(), cost };

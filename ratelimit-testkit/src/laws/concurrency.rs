@@ -10,7 +10,7 @@ use std::thread;
 
 use futures_util::future::join_all;
 use ratelimit_core::store::{Now, Op};
-use ratelimit_core::{Algorithm, Limit, Policy, Timestamp};
+use ratelimit_core::{Algorithm, AnyAlgorithm, Limit, Timestamp};
 
 use crate::capability::Capability;
 use crate::harness::StoreClock;
@@ -41,10 +41,10 @@ pub(crate) fn limits_of(
     what: &str,
     capacities: [u64; 2],
     us: u64,
-) -> [Limit<Policy>; 2] {
+) -> [Limit<AnyAlgorithm>; 2] {
     [("first", 0), ("second", 1)].map(|(name, n)| {
-        let policies = pair[n].at_rate(rate(capacities[n], us), capacities[n]);
-        limit(&format!("{name}-{what}"), policies[0].clone())
+        let instances = pair[n].at_rate(rate(capacities[n], us), capacities[n]);
+        limit(&format!("{name}-{what}"), instances[0].clone())
     })
 }
 
@@ -66,7 +66,7 @@ pub(crate) fn many_tasks_are_admitted_exactly_the_limit<A: Algorithm>(
 /// can be set, and no task waits for longer than a limit takes to recover: a store that read its clock before it had the key would
 /// decide some at a time before the state's.
 pub(crate) fn many_tasks_are_admitted_at_the_stores_own_time(
-    subject: &Subject<'_, Policy>,
+    subject: &Subject<'_, AnyAlgorithm>,
     pair: [Scope; 2],
 ) -> LawResult {
     let slow = limits_of(pair, "slow", [29, 37], MONTH_US);
@@ -91,7 +91,7 @@ pub(crate) fn many_tasks_are_admitted_at_the_stores_own_time(
         set(Timestamp::saturating_from_us(*now_us));
     };
     let quick = limits_of(pair, "quick", [1, 1], 1_000);
-    let full_us = |limit: &Limit<Policy>| Some(full_us(limit.algorithm()));
+    let full_us = |limit: &Limit<AnyAlgorithm>| Some(full_us(limit.algorithm()));
     Rush { limits: &quick, ..rush }.admitted(moves, full_us).map(drop)
 }
 
@@ -130,8 +130,8 @@ const STEPS: usize = 20_000;
 /// answered as if all had come one after the other, in some order, and so are peeks at what they left. Each race is on a key of
 /// its own: the limits of one key are never apart, as several keys may be in a cluster.
 pub(crate) fn many_tasks_are_answered_in_some_order(
-    subject: &Subject<'_, Policy>,
-    limits: &[Limit<Policy>; 2],
+    subject: &Subject<'_, AnyAlgorithm>,
+    limits: &[Limit<AnyAlgorithm>; 2],
     races: u32,
 ) -> LawResult {
     let able = subject.able;

@@ -1,7 +1,7 @@
 //! Law 10 on small cases, enumerated exhaustively.
 
 use ratelimit_core::store::{Now, Op};
-use ratelimit_core::{Algorithm, Limit, Policy, Timestamp};
+use ratelimit_core::{Algorithm, AnyAlgorithm, Limit, Timestamp};
 
 use crate::capability::{Able, Capability};
 use crate::law::{LawResult, ensure};
@@ -16,13 +16,13 @@ use crate::trace::{Ask, Trace, TraceRequest};
 /// microseconds in any order, at every cost from 0 to one above the capacity, on every limit up to 3, gets the
 /// answers of the pure step.
 pub(crate) async fn every_small_trace_agrees(
-    subject: &Subject<'_, Policy>,
+    subject: &Subject<'_, AnyAlgorithm>,
     scope: Scope,
     full: u32,
 ) -> LawResult {
     let mut number = 0;
-    for policy in scope.tiny(subject.able) {
-        let (texts, limits) = (vec![policy.text.clone()], [limit("tiny", policy)]);
+    for instance in scope.tiny(subject.able) {
+        let (texts, limits) = (vec![instance.text.clone()], [limit("tiny", instance)]);
         // Shorter traces use every operation, longer ones only charges.
         let alphabets =
             [(everything(subject.able, &limits[0]), full - 1), (charges(&limits[0]), full)];
@@ -47,7 +47,7 @@ const AT_US: [u64; 4] = [6, 7, 8, 11];
 
 type Letter = (u64, Op, u64);
 
-fn everything(able: Able, limit: &Limit<Policy>) -> Vec<Letter> {
+fn everything(able: Able, limit: &Limit<AnyAlgorithm>) -> Vec<Letter> {
     let capacity = limit.algorithm().capacity();
     let acquires = (0..=capacity + 1).map(|cost| (Op::Acquire, cost));
     let others = [(Op::Refund, 1), (Op::Force, 2), (Op::Reset, 0)];
@@ -57,7 +57,7 @@ fn everything(able: Able, limit: &Limit<Policy>) -> Vec<Letter> {
     at.flat_map(|at| ops.iter().map(move |(op, cost)| (*at, *op, *cost))).collect()
 }
 
-fn charges(limit: &Limit<Policy>) -> Vec<Letter> {
+fn charges(limit: &Limit<AnyAlgorithm>) -> Vec<Letter> {
     let capacity = limit.algorithm().capacity();
     let costs = 1..=capacity.min(2);
     AT_US.iter().flat_map(|at| costs.clone().map(move |cost| (*at, Op::Acquire, cost))).collect()
@@ -65,8 +65,8 @@ fn charges(limit: &Limit<Policy>) -> Vec<Letter> {
 
 /// A walk over all traces of one length. The store and the pure step take each whole trace on a key of its own.
 struct TraceWalk<'a> {
-    subject: &'a Subject<'a, Policy>,
-    limits: &'a [Limit<Policy>],
+    subject: &'a Subject<'a, AnyAlgorithm>,
+    limits: &'a [Limit<AnyAlgorithm>],
     texts: &'a [String],
     alphabet: Vec<Letter>,
     number: u64,

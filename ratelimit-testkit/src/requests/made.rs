@@ -7,7 +7,9 @@ use proptest::option;
 use proptest::prelude::*;
 use proptest::sample::{Index, select, subsequence};
 use ratelimit_core::store::Op;
-use ratelimit_core::{Identifiers, Limit, LimitCosts, OnOutage, Policy, ReservationId, Timestamp};
+use ratelimit_core::{
+    AnyAlgorithm, Identifiers, Limit, LimitCosts, OnOutage, ReservationId, Timestamp,
+};
 
 use crate::trace::made::Instance;
 
@@ -58,7 +60,7 @@ const VALUES: [&str; 10] = [
 pub(crate) struct LimitDraft {
     pub(crate) name: String,
     /// The limit of the first limiter, and that of the second.
-    pub(crate) instances: [Instance<Policy>; 2],
+    pub(crate) instances: [Instance<AnyAlgorithm>; 2],
     pub(crate) by: Vec<&'static str>,
     pub(crate) required: bool,
     pub(crate) shadow: bool,
@@ -66,7 +68,7 @@ pub(crate) struct LimitDraft {
 }
 
 impl LimitDraft {
-    pub(crate) fn built(&self, changed: bool) -> Limit<Policy> {
+    pub(crate) fn built(&self, changed: bool) -> Limit<AnyAlgorithm> {
         let limit = self.instances[usize::from(changed)].clone().named(&self.name);
         let mut limit = limit.by(&self.by).expect("plain names");
         limit = if self.required { limit.required() } else { limit };
@@ -147,8 +149,8 @@ pub(crate) struct RequestCase {
     pub(crate) requests: Vec<AskedRequest>,
 }
 
-fn limits(can_keep: fn(&Limit<Policy>) -> bool) -> impl Strategy<Value = Vec<LimitDraft>> {
-    let instance = |text: &str, number: u64| -> Instance<Policy> {
+fn limits(can_keep: fn(&Limit<AnyAlgorithm>) -> bool) -> impl Strategy<Value = Vec<LimitDraft>> {
+    let instance = |text: &str, number: u64| -> Instance<AnyAlgorithm> {
         text.replace('N', &number.to_string()).parse().expect("a limit")
     };
     // Buckets have more paths than others.
@@ -236,7 +238,7 @@ fn drafts(can_do: fn(Op) -> bool) -> impl Strategy<Value = Draft> {
 
 /// Cases for a store that can keep these limits and has these operations.
 pub(crate) fn cases(
-    can_keep: fn(&Limit<Policy>) -> bool,
+    can_keep: fn(&Limit<AnyAlgorithm>) -> bool,
     can_do: fn(Op) -> bool,
     changes: bool,
 ) -> impl Strategy<Value = RequestCase> {

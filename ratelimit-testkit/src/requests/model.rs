@@ -2,10 +2,10 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use ratelimit_core::algorithm::{PolicyState, Step, Write};
+use ratelimit_core::algorithm::{AnyState, Step, Write};
 use ratelimit_core::store::{Op, Reservation};
 use ratelimit_core::{
-    Account, Algorithm as _, Decision, ErrorKind, Limit, Policy, ReservationId, Timestamp,
+    Account, Algorithm as _, AnyAlgorithm, Decision, ErrorKind, Limit, ReservationId, Timestamp,
 };
 
 use super::Named;
@@ -27,17 +27,17 @@ type ModelKey = (String, Vec<&'static str>);
 pub(crate) struct Model<'l> {
     limits: &'l [LimitDraft],
     allows_unlimited: bool,
-    states: HashMap<ModelKey, PolicyState>,
+    states: HashMap<ModelKey, AnyState>,
     reservations: BTreeMap<(ReservationId, String), Reservation>,
 }
 
 /// A limit that applies, with its state before the request and its step.
 struct Stepped {
     key: ModelKey,
-    limit: Limit<Policy>,
+    limit: Limit<AnyAlgorithm>,
     cost: u64,
-    before: Option<PolicyState>,
-    step: Step<PolicyState>,
+    before: Option<AnyState>,
+    step: Step<AnyState>,
     forgiven: u64,
     reservation: Option<Reservation>,
 }
@@ -104,7 +104,7 @@ impl<'l> Model<'l> {
         let mut decided = Vec::new();
         for one in stepped {
             let (now, counts_attempts) = (asked.at, one.limit.counts_attempts());
-            let policy = one.limit.algorithm();
+            let algorithm = one.limit.algorithm();
             let mut decision = one.step.decision;
             let written = allowed || counts_attempts;
             let after = match &one.step.write {
@@ -114,14 +114,14 @@ impl<'l> Model<'l> {
             };
             if !allowed && decision.allowed {
                 if counts_attempts {
-                    let again = policy.step(after.as_ref(), now, one.cost).decision;
+                    let again = algorithm.step(after.as_ref(), now, one.cost).decision;
                     decision.retry_after_us = again.retry_after_us;
                 } else {
-                    decision = policy.step(one.before.as_ref(), now, 0).decision;
+                    decision = algorithm.step(one.before.as_ref(), now, 0).decision;
                     decision.cost = one.cost;
                 }
             }
-            let owed = policy.owed(after.as_ref(), now);
+            let owed = algorithm.owed(after.as_ref(), now);
             decided.push((one.key.0.clone(), decision, Account { owed, forgiven: one.forgiven }));
             if asked.op == Op::Peek {
                 continue;
@@ -139,7 +139,7 @@ impl<'l> Model<'l> {
 
     fn stepped(&self, limit: &LimitDraft, asked: &AskedRequest) -> Result<Stepped, Due> {
         let built = limit.built(asked.changed);
-        let policy = built.algorithm();
+        let algorithm = built.algorithm();
         let key = (limit.name.clone(), asked.caller.key(limit).expect("it applies"));
         let (cost, now) = (asked.costs.get(&limit.name), asked.at);
         let before = self.states.get(&key).cloned();
@@ -149,23 +149,23 @@ impl<'l> Model<'l> {
         let mut reservation = None;
         let mut charged = 0;
         let step = match asked.op {
-            Op::Refund => policy.refund(state, now, cost).ok_or_else(unsupported)?,
-            Op::Force => policy.force(state, now, cost).ok_or_else(unsupported)?,
+            Op::Refund => algorithm.refund(state, now, cost).ok_or_else(unsupported)?,
+            Op::Force => algorithm.force(state, now, cost).ok_or_else(unsupported)?,
             Op::Reset => {
-                let mut decision = policy.step(None, now, 0).decision;
+                let mut decision = algorithm.step(None, now, 0).decision;
                 decision.cost = cost;
                 Step { decision, write: Write::Remove }
             }
             Op::Settle => {
                 let of =
                     self.reservations.get(&(asked.id.expect("settled by id"), limit.name.clone()));
-                let of = of.filter(|of| is_live(of, policy, now));
+                let of = of.filter(|of| is_live(of, algorithm, now));
                 if let Some(of) = of {
                     reservation = Some(Reservation { settled: Some(cost), ..of.clone() });
                     charged = of.cost;
-                    policy.settle(state, now, of, cost).ok_or_else(unsupported)?
+                    algorithm.settle(state, now, of, cost).ok_or_else(unsupported)?
                 } else {
-                    let mut decision = policy.step(state, now, 0).decision;
+                    let mut decision = algorithm.step(state, now, 0).decision;
                     decision.cost = cost;
                     Step { decision, write: Write::Keep }
                 }
@@ -175,9 +175,9 @@ impl<'l> Model<'l> {
                 if asked.id.is_some() {
                     built.reservation_us().ok_or_else(unsupported)?;
                     reservation = Some(if step.decision.allowed {
-                        policy.record(state, now, cost, None)
+                        algorithm.record(state, now, cost, None)
                     } else {
-                        Reservation::new(policy.charged_at(state, now), cost)
+                        Reservation::new(algorithm.charged_at(state, now), cost)
                     });
                 }
                 step
@@ -186,24 +186,24 @@ impl<'l> Model<'l> {
         let is_told = match asked.op {
             Op::Force => true,
             // A lease ends at any cost, and a reservation that has ended has nothing to forgive.
-            Op::Settle => reservation.is_some() && !policy.has_leases(),
+            Op::Settle => reservation.is_some() && !algorithm.has_leases(),
             _ => false,
         };
         let more = cost.saturating_sub(charged);
-        let forgiven = if is_told { forgiven(policy, state, now, more) } else { 0 };
+        let forgiven = if is_told { forgiven(algorithm, state, now, more) } else { 0 };
         Ok(Stepped { key, limit: built, cost, before, step, forgiven, reservation })
     }
 }
 
-fn is_live(reservation: &Reservation, policy: &Policy, now: Timestamp) -> bool {
-    let life_us = policy.reservation_us().unwrap_or(Reservation::LIFE_US);
+fn is_live(reservation: &Reservation, algorithm: &AnyAlgorithm, now: Timestamp) -> bool {
+    let life_us = algorithm.reservation_us().unwrap_or(Reservation::LIFE_US);
     now.as_us() < reservation.since.as_us() + life_us
 }
 
 /// What a charge of this cost passes capacity and debt by.
-fn forgiven(policy: &Policy, state: Option<&PolicyState>, now: Timestamp, cost: u64) -> u64 {
-    let left = policy.step(state, now, 0).decision.remaining;
-    (cost + policy.owed(state, now)).saturating_sub(left + policy.debt())
+fn forgiven(algorithm: &AnyAlgorithm, state: Option<&AnyState>, now: Timestamp, cost: u64) -> u64 {
+    let left = algorithm.step(state, now, 0).decision.remaining;
+    (cost + algorithm.owed(state, now)).saturating_sub(left + algorithm.debt())
 }
 
 /// What is shown of all: the limit with the least remaining, the first of several, and the longest waits.

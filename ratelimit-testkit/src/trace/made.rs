@@ -11,7 +11,7 @@ use proptest::sample::{select, subsequence};
 use proptest::strategy::Union;
 use ratelimit_core::store::{Op, Reservation};
 use ratelimit_core::{
-    Algorithm, ConfigError, Decision, Limit, OnOutage, Policy, ReservationId, Timestamp,
+    Algorithm, AnyAlgorithm, ConfigError, Decision, Limit, OnOutage, ReservationId, Timestamp,
 };
 
 use crate::capability::{Able, Capability};
@@ -64,20 +64,22 @@ impl<A: Algorithm> Instance<A> {
     }
 }
 
-impl From<Policy> for Instance<Policy> {
-    fn from(policy: Policy) -> Self {
-        Self::new(policy.to_string(), policy)
+impl From<AnyAlgorithm> for Instance<AnyAlgorithm> {
+    fn from(algorithm: AnyAlgorithm) -> Self {
+        Self::new(algorithm.to_string(), algorithm)
     }
 }
 
 /// Reads the words of an algorithm, and behind them `count attempts` if the limit does.
-impl FromStr for Instance<Policy> {
+impl FromStr for Instance<AnyAlgorithm> {
     type Err = ConfigError;
 
     fn from_str(text: &str) -> Result<Self, ConfigError> {
         match text.strip_suffix(COUNTS_ATTEMPTS) {
-            Some(text) => text.parse().map(|policy: Policy| Self::from(policy).count_attempts()),
-            None => text.parse().map(|policy: Policy| policy.into()),
+            Some(text) => {
+                text.parse().map(|algorithm: AnyAlgorithm| Self::from(algorithm).count_attempts())
+            }
+            None => text.parse().map(|algorithm: AnyAlgorithm| algorithm.into()),
         }
     }
 }
@@ -88,8 +90,8 @@ impl FromStr for Instance<Policy> {
 /// # Panics
 /// If it cannot be read.
 #[must_use]
-pub fn limit_in_words(name: &str, words: &str) -> Limit<Policy> {
-    let instance: Instance<Policy> = words.parse().unwrap_or_else(|e| panic!("{words}: {e}"));
+pub fn limit_in_words(name: &str, words: &str) -> Limit<AnyAlgorithm> {
+    let instance: Instance<AnyAlgorithm> = words.parse().unwrap_or_else(|e| panic!("{words}: {e}"));
     instance.named(name)
 }
 

@@ -1,7 +1,7 @@
 //! Traces that chance seldom draws.
 
 use ratelimit_core::store::Op;
-use ratelimit_core::{Algorithm as _, Policy, ReservationId, Timestamp};
+use ratelimit_core::{Algorithm as _, AnyAlgorithm, ReservationId, Timestamp};
 
 use crate::capability::{Able, Capability};
 use crate::seeds::{Scope, rate};
@@ -21,26 +21,26 @@ impl Scope {
     /// Long batches of each operation, on limits of this scope that the store can keep, and one over several keys that one limit
     /// denies. Of reservations, also batches that differ in nothing but which limit has which key, and a settlement after a part of
     /// the charge has flowed back.
-    pub(crate) fn seldom(self, able: Able) -> Vec<Trace<Policy>> {
-        let mut policies = self.at_rate(rate(9, 3_600_000_000), 9);
-        policies.retain(|policy| able.can_keep(policy));
+    pub(crate) fn seldom(self, able: Able) -> Vec<Trace<AnyAlgorithm>> {
+        let mut instances = self.at_rate(rate(9, 3_600_000_000), 9);
+        instances.retain(|instance| able.can_keep(instance));
         let several_keys = able.can(Capability::SeveralKeys);
         if self != Self::Reservations {
             let ops = [Op::Acquire, Op::Peek, Op::Force, Op::Refund, Op::Adopt, Op::Reset];
             let ops = ops.into_iter().filter(|op| able.can_do(*op)).map(|op| (op, None));
-            let mut traces = vec![long(&policies, ops)];
-            traces.extend(Some(denied_by_one(&policies)).filter(|_| several_keys));
+            let mut traces = vec![long(&instances, ops)];
+            traces.extend(Some(denied_by_one(&instances)).filter(|_| several_keys));
             return traces;
         }
-        policies.retain(Instance::can_reserve);
+        instances.retain(Instance::can_reserve);
         let under = |ops: [Op; 3]| ops.map(|op| (op, Some(ID))).into_iter();
-        let mut traces = vec![long(&policies, under([Op::Acquire, Op::Renew, Op::Settle]))];
+        let mut traces = vec![long(&instances, under([Op::Acquire, Op::Renew, Op::Settle]))];
         // A lease is not extended.
-        policies.retain(|policy| !policy.algorithm.has_leases());
-        let Some(first) = policies.first() else { return traces };
-        traces.push(long(&policies, under([Op::Acquire, Op::Extend, Op::Settle])));
+        instances.retain(|instance| !instance.algorithm.has_leases());
+        let Some(first) = instances.first() else { return traces };
+        traces.push(long(&instances, under([Op::Acquire, Op::Extend, Op::Settle])));
         if able.can(Capability::Force) {
-            traces.push(extended_late(&policies));
+            traces.push(extended_late(&instances));
         }
         if several_keys {
             let crossed = [[(0, "a"), (0, "b"), (1, "c")], [(0, "a"), (0, "c"), (1, "b")]];
@@ -53,27 +53,27 @@ impl Scope {
 
 /// One batch of these operations after the other, each of one check of so many limits.
 fn long(
-    policies: &[Instance<Policy>],
+    instances: &[Instance<AnyAlgorithm>],
     ops: impl Iterator<Item = (Op, Option<ReservationId>)>,
-) -> Trace<Policy> {
-    let policies: Vec<_> = policies.iter().cloned().cycle().take(LONG).collect();
+) -> Trace<AnyAlgorithm> {
+    let instances: Vec<_> = instances.iter().cloned().cycle().take(LONG).collect();
     let asks = || (0..LONG).map(|limit| (limit, "a"));
-    trace(&policies, ops.zip(0..).map(|(op, n)| request(n, op, asks())))
+    trace(&instances, ops.zip(0..).map(|(op, n)| request(n, op, asks())))
 }
 
 /// Each of three keys has limits that count attempts after limits that count admissions. The last limit denies the batch: whatever
 /// counts attempts is charged, in its position, and nothing else.
-fn denied_by_one(policies: &[Instance<Policy>]) -> Trace<Policy> {
+fn denied_by_one(instances: &[Instance<AnyAlgorithm>]) -> Trace<AnyAlgorithm> {
     let ask = |limit: usize, cost| Ask { limit, key: ["a", "b", "c"][limit % 3].to_owned(), cost };
-    let last = policies.len().saturating_sub(1);
-    let all = (0..policies.len()).map(|limit| ask(limit, 1)).collect();
+    let last = instances.len().saturating_sub(1);
+    let all = (0..instances.len()).map(|limit| ask(limit, 1)).collect();
     let requests = [vec![ask(last, 9)], all];
-    trace(policies, requests.map(|asks| TraceRequest { at: AT, op: Op::Acquire, asks, id: None }))
+    trace(instances, requests.map(|asks| TraceRequest { at: AT, op: Op::Acquire, asks, id: None }))
 }
 
 /// A reservation is extended after a part of it has flowed back, and another caller has charged: its settlement gives back what
 /// still counts, and no unit twice.
-fn extended_late(policies: &[Instance<Policy>]) -> Trace<Policy> {
+fn extended_late(instances: &[Instance<AnyAlgorithm>]) -> Trace<AnyAlgorithm> {
     let requests = [
         (0, Op::Acquire, Some(ID), 3),
         (ONE_FLOWS_BACK_US, Op::Force, None, 4),
@@ -82,20 +82,20 @@ fn extended_late(policies: &[Instance<Policy>]) -> Trace<Policy> {
     ];
     let requests = requests.map(|(after_us, op, id, cost)| {
         let ask = |limit| Ask { limit, key: "a".to_owned(), cost };
-        let asks = (0..policies.len()).map(ask).collect();
+        let asks = (0..instances.len()).map(ask).collect();
         TraceRequest { at: AT.saturating_add_us(after_us), op, asks, id }
     });
-    trace(policies, requests)
+    trace(instances, requests)
 }
 
 fn trace(
-    policies: &[Instance<Policy>],
+    instances: &[Instance<AnyAlgorithm>],
     requests: impl IntoIterator<Item = TraceRequest>,
-) -> Trace<Policy> {
-    let limits = policies.iter().enumerate();
+) -> Trace<AnyAlgorithm> {
+    let limits = instances.iter().enumerate();
     Trace {
-        limits: limits.map(|(n, policy)| limit(&format!("l{n}"), policy.clone())).collect(),
-        texts: policies.iter().map(ToString::to_string).collect(),
+        limits: limits.map(|(n, instance)| limit(&format!("l{n}"), instance.clone())).collect(),
+        texts: instances.iter().map(ToString::to_string).collect(),
         requests: requests.into_iter().collect(),
     }
 }

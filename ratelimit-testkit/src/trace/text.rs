@@ -219,14 +219,14 @@ pub(crate) fn raw(text: &str) -> String {
 mod tests {
     use proptest::prelude::*;
     use proptest::test_runner::{Config, TestRunner};
-    use ratelimit_core::Policy;
+    use ratelimit_core::AnyAlgorithm;
 
     use super::*;
     use crate::capability::Able;
     use crate::seeds::Scope;
     use crate::trace::made::TraceShape;
 
-    fn read(text: &str) -> Result<Trace<Policy>, String> {
+    fn read(text: &str) -> Result<Trace<AnyAlgorithm>, String> {
         Trace::read(text, |text| text.parse().map_err(|error| format!("{error}")))
     }
 

@@ -1,12 +1,12 @@
 //! The checker of intervals accepts what each algorithm admits, at whatever speed, and catches a racy store of each.
 
 use proptest::prelude::*;
-use ratelimit_core::{Algorithm, Policy, Timestamp};
+use ratelimit_core::{Algorithm, AnyAlgorithm, Timestamp};
 use ratelimit_testkit::Admissions;
 
 const BEGIN: Timestamp = Timestamp::saturating_from_us(1_795_218_392_123_456);
 
-const POLICIES: [&str; 8] = [
+const ALGORITHMS: [&str; 8] = [
     "gcra 7/s burst 3",
     "token-bucket 3/s burst 9",
     "fixed-window 5/s",
@@ -19,13 +19,18 @@ const POLICIES: [&str; 8] = [
 
 /// What a store admits of requests, each so much later than the one before and at a cost. Its clock and its answers take up
 /// to `slow_us`. A racy store reads the state from before the last `stale` requests.
-fn admitted(policy: Policy, asks: &[(u64, u64)], slow_us: u64, stale: usize) -> Admissions {
-    let mut admissions = Admissions::new(policy);
+fn admitted(
+    algorithm: AnyAlgorithm,
+    asks: &[(u64, u64)],
+    slow_us: u64,
+    stale: usize,
+) -> Admissions {
+    let mut admissions = Admissions::new(algorithm);
     let (mut states, mut now) = (vec![None], BEGIN);
     for (later_us, cost) in asks {
         now = now.saturating_add_us(*later_us);
         let seen = states[states.len().saturating_sub(1 + stale)].clone();
-        let step = policy.step(seen.as_ref(), now, *cost);
+        let step = algorithm.step(seen.as_ref(), now, *cost);
         if step.decision.allowed {
             let begin = Timestamp::saturating_from_us(now.as_us() - slow_us);
             admissions.add([begin, now.saturating_add_us(slow_us)], *cost);
@@ -44,7 +49,7 @@ proptest! {
         ),
         slow_us in prop_oneof![Just(0), 1..500_000_u64],
     ) {
-        for text in POLICIES {
+        for text in ALGORITHMS {
             admitted(text.parse().expect(text), &asks, slow_us, 0).check().expect("sound");
         }
     }
@@ -54,13 +59,13 @@ proptest! {
 fn a_racy_store_is_caught_with_each_algorithm() {
     // As fast as is asked for, for six seconds.
     let asks = [(20_000, 1); 300];
-    for text in POLICIES {
-        let policy: Policy = text.parse().expect(text);
+    for text in ALGORITHMS {
+        let algorithm: AnyAlgorithm = text.parse().expect(text);
         for slow_us in [0, 10_000] {
-            admitted(policy, &asks, slow_us, 0).check().expect("sound");
-            let stale = usize::try_from(policy.capacity()).expect("few");
-            let caught = admitted(policy, &asks, slow_us, stale).check().expect_err(text);
-            assert!(caught.to_string().contains(&policy.to_string()), "{caught}");
+            admitted(algorithm, &asks, slow_us, 0).check().expect("sound");
+            let stale = usize::try_from(algorithm.capacity()).expect("few");
+            let caught = admitted(algorithm, &asks, slow_us, stale).check().expect_err(text);
+            assert!(caught.to_string().contains(&algorithm.to_string()), "{caught}");
         }
     }
 }

@@ -2,20 +2,21 @@
 
 use ratelimit_core::algorithm::{InMemory, Step, Write};
 use ratelimit_core::{
-    Algorithm, BucketedWindow, Concurrency, Decision, FirstRequestWindow, FixedWindow, Gcra,
-    Policy, SlidingCounter, SlidingLog, Timestamp, TokenBucket, WindowLog,
+    Algorithm, AnyAlgorithm, BucketedWindow, Concurrency, Decision, FirstRequestWindow,
+    FixedWindow, Gcra, SlidingCounter, SlidingLog, Timestamp, TokenBucket, WindowLog,
 };
 use ratelimit_testkit::{AlgorithmHarness, AlgorithmKind, Instance, algorithm_conformance};
 
 /// A charge at the beginning of a sliding counter's window fades until the end of the next one.
-fn recovers_within_us(policy: &Policy) -> Option<u64> {
-    match policy {
-        Policy::SlidingCounter(counter) => Some(2 * counter.window_us()),
+fn recovers_within_us(algorithm: &AnyAlgorithm) -> Option<u64> {
+    match algorithm {
+        AnyAlgorithm::SlidingCounter(counter) => Some(2 * counter.window_us()),
         _ => None,
     }
 }
 
-/// Writes a harness of these limits, with the recovery of their policies. What they admit over time, the oracle counts.
+/// Writes a harness of these limits, with the recovery of their algorithms. What they admit over
+/// time, the oracle counts.
 macro_rules! harness {
     ($harness:ident of $algorithm:ty, $limits:expr) => {
         pub(super) struct $harness;
@@ -41,8 +42,8 @@ macro_rules! alone {
             use super::*;
 
             harness!(Seeds of $algorithm, {
-                let own = |policy: Policy| match policy {
-                    Policy::$algorithm(limit) => Instance::new(policy.to_string(), limit),
+                let own = |algorithm: AnyAlgorithm| match algorithm {
+                    AnyAlgorithm::$algorithm(limit) => Instance::new(algorithm.to_string(), limit),
                     other => unreachable!("{other}"),
                 };
                 AlgorithmKind::$algorithm.seeds().into_iter().map(own).collect()
@@ -65,16 +66,16 @@ alone! {
     concurrency: Concurrency,
 }
 
-// Limits that count attempts, and some that do not, as policies.
-harness!(Policies of Policy, {
+// Limits that count attempts, and some that do not, of any algorithm.
+harness!(AnyAlgorithms of AnyAlgorithm, {
     let attempts = AlgorithmKind::ATTEMPTS.iter().flat_map(|kind| kind.seeds());
-    let attempts = attempts.filter(|policy| policy.debt() == 0);
-    let attempts = attempts.map(|policy| Instance::from(policy).count_attempts());
+    let attempts = attempts.filter(|algorithm| algorithm.debt() == 0);
+    let attempts = attempts.map(|algorithm| Instance::from(algorithm).count_attempts());
     let others = AlgorithmKind::ALL.iter().filter_map(|kind| kind.seeds().pop());
     attempts.chain(others.map(Instance::from)).collect()
 });
 
-algorithm_conformance!(policies, Policies);
+algorithm_conformance!(any_algorithm, AnyAlgorithms);
 
 /// A fixed number of admissions, once and for all.
 struct OnceEver(u64);

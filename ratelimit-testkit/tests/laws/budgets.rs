@@ -2,7 +2,7 @@
 
 use proptest::prelude::*;
 use ratelimit_core::store::Op;
-use ratelimit_core::{Algorithm, Policy};
+use ratelimit_core::{Algorithm, AnyAlgorithm};
 use ratelimit_testkit::PureStore;
 
 use crate::{ask, limit};
@@ -67,7 +67,7 @@ proptest! {
         let (words, units, us) = limit_of;
         let (limit, store) = (limit("l", words), PureStore::new());
         let (capacity, debt) = (limit.algorithm().capacity(), limit.algorithm().debt());
-        let aligned = matches!(limit.algorithm(), Policy::FixedWindow(_));
+        let aligned = matches!(limit.algorithm(), AnyAlgorithm::FixedWindow(_));
         let (mut at_us, mut used) = (5 * us, Vec::<(u64, u64)>::new());
         let mut reserved = [None::<u64>; 4];
         for (passes, op, id, parts) in story {

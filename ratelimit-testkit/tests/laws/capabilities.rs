@@ -117,7 +117,7 @@ fn pasted<H: Harness>(property: Property, scope: Scope) -> String {
 }
 
 #[test]
-fn a_case_is_shown_in_the_words_of_its_policy_and_can_be_pasted() {
+fn a_case_is_shown_in_words_and_can_be_pasted() {
     let message = pasted::<WaitsOneShort>(Property::Agrees, Scope::Mixed);
     assert!(message.contains("regression::<MyHarness>(Property::Agrees, r"), "{message}");
     for internal in ["Refill", "token_units", "window_us", "Entries", "Ask {", "Request {"] {

@@ -18,13 +18,13 @@ mod wrong_algorithms;
 mod wrong_stores;
 
 use ratelimit_core::store::{Batch, Check, Now, Op};
-use ratelimit_core::{Limit, Policy, Refusal, ReservationId, Timestamp, Verdict};
+use ratelimit_core::{AnyAlgorithm, Limit, Refusal, ReservationId, Timestamp, Verdict};
 use ratelimit_testkit::{PureStore, limit_in_words as limit};
 
 /// An operation on one key of these limits, under the id of this number if it has one, at the same cost for all.
 fn ask(
     store: &PureStore,
-    limits: &[&Limit<Policy>],
+    limits: &[&Limit<AnyAlgorithm>],
     (op, id, cost): (Op, Option<u128>, u64),
     at_us: u64,
 ) -> Result<Verdict, Refusal> {

@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use ratelimit_core::algorithm::PolicyState;
-use ratelimit_core::{Limit, Policy};
+use ratelimit_core::algorithm::AnyState;
+use ratelimit_core::{AnyAlgorithm, Limit};
 use ratelimit_testkit::{
     Capability, Harness, NaiveStore, Property, StoreClock, conformance, regression,
 };
@@ -33,7 +33,7 @@ impl Harness for Oracle {
         store.clock().into()
     }
 
-    async fn state(&self, _: &NaiveStore, _: &Limit<Policy>, _: &str) -> Option<PolicyState> {
+    async fn state(&self, _: &NaiveStore, _: &Limit<AnyAlgorithm>, _: &str) -> Option<AnyState> {
         None
     }
 

@@ -1,7 +1,7 @@
 //! Ids in `decide`: each is charged once and settled once, and frees no other client's charge.
 
 use ratelimit_core::store::{Batch, Check, Op, Reservation};
-use ratelimit_core::{ErrorKind, Limit, Policy, Refusal, ReservationId, WindowLog};
+use ratelimit_core::{AnyAlgorithm, ErrorKind, Limit, Refusal, ReservationId, WindowLog};
 use ratelimit_testkit::PureStore;
 
 use crate::{ask, limit};
@@ -9,7 +9,7 @@ use crate::{ask, limit};
 const ID: u128 = 7;
 const SECOND_US: u64 = 1_000_000;
 
-fn fixed() -> Limit<Policy> {
+fn fixed() -> Limit<AnyAlgorithm> {
     limit("fixed", "fixed-window 10/m")
 }
 

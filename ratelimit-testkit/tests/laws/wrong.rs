@@ -11,10 +11,10 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::task::Poll;
 use std::time::Duration;
 
-use ratelimit_core::algorithm::{PolicyState, Write};
+use ratelimit_core::algorithm::{AnyState, Write};
 use ratelimit_core::store::{Batch, Check, Now, Op, Reservation, States, decide};
 use ratelimit_core::{
-    Algorithm, Clock, Decision, Limit, ManualClock, Policy, Refusal, ReservationId, Store,
+    Algorithm, AnyAlgorithm, Clock, Decision, Limit, ManualClock, Refusal, ReservationId, Store,
     SystemClock, Timestamp, Verdict,
 };
 use ratelimit_testkit::{AlgorithmKind, Capability, Harness, StoreClock};
@@ -119,9 +119,9 @@ impl Fold {
 type Key = (String, String);
 
 struct Entry {
-    state: PolicyState,
+    state: AnyState,
     /// The limit under which the state was written.
-    policy: Policy,
+    algorithm: AnyAlgorithm,
     written: Timestamp,
     expires: Timestamp,
     /// When the store removes the state, by its own clock.
@@ -133,7 +133,7 @@ struct Entry {
 struct Kept {
     entries: HashMap<Key, Entry>,
     /// The states that denied, and until when they are believed.
-    denied: HashMap<Key, (Option<PolicyState>, Timestamp)>,
+    denied: HashMap<Key, (Option<AnyState>, Timestamp)>,
     /// Reservations, and when they are removed.
     reservations: HashMap<(Key, ReservationId), (Reservation, Timestamp)>,
 }
@@ -153,8 +153,8 @@ pub(crate) struct WrongStore {
 }
 
 /// The same limit with one unit more, in the words of its policy: of a bucket's burst, or of a window's count.
-fn one_more(policy: &Policy) -> Policy {
-    let text = policy.to_string();
+fn one_more(algorithm: &AnyAlgorithm) -> AnyAlgorithm {
+    let text = algorithm.to_string();
     let begin = text.find(" burst ").map(|at| at + " burst ".len());
     let begin = begin.or_else(|| text.find(' ').map(|at| at + 1)).expect("a name and a rate");
     let digits = text[begin..].chars().take_while(char::is_ascii_digit).count();
@@ -171,7 +171,7 @@ const OUTLIVES_US: u64 = 1_000_000;
 
 impl WrongStore {
     /// The keys of a batch.
-    fn keys(&self, batch: &Batch<'_, Policy>) -> Vec<Key> {
+    fn keys(&self, batch: &Batch<'_, AnyAlgorithm>) -> Vec<Key> {
         batch.checks().iter().map(|check| self.key(check.limit, check.key)).collect()
     }
 
@@ -187,7 +187,7 @@ impl WrongStore {
         matches!(self.flaw, Some(Flaw::Cannot(lacking)) if lacking.contains(&capability))
     }
 
-    fn key(&self, limit: &Limit<Policy>, key: &str) -> Key {
+    fn key(&self, limit: &Limit<AnyAlgorithm>, key: &str) -> Key {
         let (name, state_name) = (limit.name(), limit.state_name());
         match self.flaw {
             Some(Flaw::FoldsKeys(fold)) => (state_name.to_owned(), fold.folded(key)),
@@ -199,7 +199,7 @@ impl WrongStore {
     }
 
     /// The time of a request in the store's belief.
-    fn time(&self, batch: &Batch<'_, Policy>) -> Timestamp {
+    fn time(&self, batch: &Batch<'_, AnyAlgorithm>) -> Timestamp {
         match batch.time() {
             Now::At(now) => now,
             Now::Store if self.is(Flaw::OwnClockStands) => self.began,
@@ -220,10 +220,10 @@ impl WrongStore {
     }
 
     /// Refuses what the store cannot do.
-    fn able(&self, batch: &Batch<'_, Policy>) -> Result<(), Refusal> {
+    fn able(&self, batch: &Batch<'_, AnyAlgorithm>) -> Result<(), Refusal> {
         let Some(Flaw::Cannot(lacking)) = self.flaw else { return Ok(()) };
         let (op, checks) = (batch.operation(), batch.checks());
-        let any = |of: &dyn Fn(&Check<'_, Policy>) -> bool| checks.iter().any(of);
+        let any = |of: &dyn Fn(&Check<'_, AnyAlgorithm>) -> bool| checks.iter().any(of);
         let needed = |capability: &Capability| match *capability {
             Capability::Batches => checks.len() > 1,
             Capability::SeveralKeys => any(&|check| check.key != checks[0].key),
@@ -252,8 +252,8 @@ impl WrongStore {
 
     fn decide(
         &self,
-        batch: &Batch<'_, Policy>,
-        read: Option<Vec<Option<PolicyState>>>,
+        batch: &Batch<'_, AnyAlgorithm>,
+        read: Option<Vec<Option<AnyState>>>,
     ) -> Result<Verdict, Refusal> {
         let mut kept = self.kept();
         // Behind the lock.
@@ -273,7 +273,7 @@ impl WrongStore {
             .map(|(key, check)| self.limit(&kept, key, check))
             .collect();
         let checks = batch.checks().iter().zip(&limits);
-        let cost = |check: &Check<'_, Policy>| match self.flaw {
+        let cost = |check: &Check<'_, AnyAlgorithm>| match self.flaw {
             Some(Flaw::ChargesTheFirstCost) => batch.checks()[0].cost,
             _ => check.cost,
         };
@@ -310,11 +310,11 @@ impl WrongStore {
             && batch.operation() == Op::Acquire
         {
             for (key, check) in keys.iter().zip(&checks) {
-                let policy = check.limit.algorithm();
+                let algorithm = check.limit.algorithm();
                 let state = kept.entries.get(key).map(|entry| entry.state.clone());
                 let step = check.limit.step(state.as_ref(), now, check.cost);
                 if step.decision.allowed {
-                    self.write(&mut kept, key, policy, (now, batch.time()), step.write);
+                    self.write(&mut kept, key, algorithm, (now, batch.time()), step.write);
                 }
             }
         }
@@ -322,14 +322,19 @@ impl WrongStore {
     }
 
     /// The limit that the store believes is asked for.
-    fn limit(&self, kept: &Kept, key: &Key, check: &Check<'_, Policy>) -> Limit<Policy> {
-        let policy = check.limit.algorithm();
+    fn limit(
+        &self,
+        kept: &Kept,
+        key: &Key,
+        check: &Check<'_, AnyAlgorithm>,
+    ) -> Limit<AnyAlgorithm> {
+        let algorithm = check.limit.algorithm();
         let believed = match self.flaw {
-            Some(Flaw::OffByOne) => one_more(policy),
+            Some(Flaw::OffByOne) => one_more(algorithm),
             Some(Flaw::KeepsTheOldLimit) => {
-                kept.entries.get(key).map_or(*policy, |entry| entry.policy)
+                kept.entries.get(key).map_or(*algorithm, |entry| entry.algorithm)
             }
-            _ => *policy,
+            _ => *algorithm,
         };
         let limit = Limit::new(check.limit.name(), believed).expect("as plain as before");
         // What the limit was changed from may have a debt.
@@ -338,10 +343,10 @@ impl WrongStore {
     }
 
     /// The states of these keys in the store's belief.
-    fn read(&self, kept: &Kept, keys: &[Key], now: Timestamp) -> Vec<Option<PolicyState>> {
+    fn read(&self, kept: &Kept, keys: &[Key], now: Timestamp) -> Vec<Option<AnyState>> {
         let minted = |entry: &Entry| self.is(Flaw::MintsWhenTimeGoesBack) && now < entry.written;
-        let forgotten = |entry: &Entry| match (&entry.state, &entry.policy) {
-            (PolicyState::FixedWindow(window), Policy::FixedWindow(of)) => {
+        let forgotten = |entry: &Entry| match (&entry.state, &entry.algorithm) {
+            (AnyState::FixedWindow(window), AnyAlgorithm::FixedWindow(of)) => {
                 let ends = window.start.saturating_add_us(of.window_us());
                 self.is(Flaw::ForgetsDebt) && ends <= now
             }
@@ -356,7 +361,7 @@ impl WrongStore {
         &self,
         kept: &Kept,
         key: &Key,
-        batch: &Batch<'_, Policy>,
+        batch: &Batch<'_, AnyAlgorithm>,
     ) -> Option<Reservation> {
         let (reservation, _) = kept.reservations.get(&(key.clone(), batch.reservation_id()?))?;
         let mut reservation = reservation.clone();
@@ -367,8 +372,7 @@ impl WrongStore {
                 reservation.counts = reservation.cost;
             }
             (Some(Flaw::ReleasesAnyLease), Op::Settle) => {
-                if let Some(PolicyState::Concurrency(of)) = kept.entries.get(key).map(|e| &e.state)
-                {
+                if let Some(AnyState::Concurrency(of)) = kept.entries.get(key).map(|e| &e.state) {
                     let last = of.entries.last().map(|lease| lease.timestamp);
                     reservation.timestamp = last.unwrap_or(reservation.timestamp);
                     reservation.since = self.time(batch);
@@ -383,9 +387,9 @@ impl WrongStore {
         &self,
         kept: &mut Kept,
         key: &Key,
-        policy: &Policy,
+        algorithm: &AnyAlgorithm,
         (written, now): (Timestamp, Now),
-        write: Write<PolicyState>,
+        write: Write<AnyState>,
     ) {
         match write {
             Write::Keep => {}
@@ -395,24 +399,24 @@ impl WrongStore {
             Write::Put { mut state, mut expires } => {
                 if let (
                     true,
-                    PolicyState::FirstRequestWindow(window),
-                    Policy::FirstRequestWindow(of),
-                ) = (self.is(Flaw::ExtendsTheWindow), &mut state, policy)
+                    AnyState::FirstRequestWindow(window),
+                    AnyAlgorithm::FirstRequestWindow(of),
+                ) = (self.is(Flaw::ExtendsTheWindow), &mut state, algorithm)
                 {
                     window.start = window.start.max(written);
                     expires = window.start.saturating_add_us(of.window_us());
                 }
                 let sweep_at = self.sweep_at(now, written, expires);
                 let sweep_at = (!self.is(Flaw::LosesTheTtl)).then_some(sweep_at);
-                let entry = Entry { state, policy: *policy, written, expires, sweep_at };
+                let entry = Entry { state, algorithm: *algorithm, written, expires, sweep_at };
                 kept.entries.insert(key.clone(), entry);
             }
         }
     }
 
     /// The answer that the store gives.
-    fn tell(&self, batch: &Batch<'_, Policy>, verdict: &Verdict) -> Verdict {
-        let told = |(decision, check): (&Decision, &Check<'_, Policy>)| {
+    fn tell(&self, batch: &Batch<'_, AnyAlgorithm>, verdict: &Verdict) -> Verdict {
+        let told = |(decision, check): (&Decision, &Check<'_, AnyAlgorithm>)| {
             let mut told = *decision;
             match self.flaw {
                 Some(Flaw::OffByOne) => {
@@ -437,10 +441,10 @@ impl WrongStore {
     }
 }
 
-impl Store<Policy> for WrongStore {
+impl Store<AnyAlgorithm> for WrongStore {
     type Error = Refusal;
 
-    async fn apply(&self, batch: &Batch<'_, Policy>) -> Result<Verdict, Refusal> {
+    async fn apply(&self, batch: &Batch<'_, AnyAlgorithm>) -> Result<Verdict, Refusal> {
         self.able(batch)?;
         let mut read = None;
         if self.is(Flaw::ReadThenWrite(batch.operation())) {
@@ -463,22 +467,22 @@ struct View<'v> {
     store: &'v WrongStore,
     kept: &'v mut Kept,
     keys: &'v [Key],
-    batch: &'v Batch<'v, Policy>,
+    batch: &'v Batch<'v, AnyAlgorithm>,
     now: Timestamp,
-    states: Vec<Option<PolicyState>>,
+    states: Vec<Option<AnyState>>,
 }
 
-impl States<PolicyState> for View<'_> {
-    fn get(&self, position: usize) -> Option<&PolicyState> {
+impl States<AnyState> for View<'_> {
+    fn get(&self, position: usize) -> Option<&AnyState> {
         self.states[position].as_ref()
     }
 
-    fn put(&mut self, position: usize, write: Write<PolicyState>) {
+    fn put(&mut self, position: usize, write: Write<AnyState>) {
         let lost = matches!(self.store.flaw, Some(Flaw::ChargesTheFirstFew(n)) if position >= n);
         let write = if lost { Write::Keep } else { write };
-        let policy = self.batch.checks()[position].limit.algorithm();
+        let algorithm = self.batch.checks()[position].limit.algorithm();
         let at = (self.now, self.batch.time());
-        self.store.write(self.kept, &self.keys[position], policy, at, write);
+        self.store.write(self.kept, &self.keys[position], algorithm, at, write);
     }
 
     fn reservation(&self, position: usize) -> Option<Reservation> {
@@ -558,9 +562,9 @@ impl<const CLAIMED: usize> Harness for WrongHarness<CLAIMED> {
     async fn state(
         &self,
         store: &WrongStore,
-        limit: &Limit<Policy>,
+        limit: &Limit<AnyAlgorithm>,
         key: &str,
-    ) -> Option<PolicyState> {
+    ) -> Option<AnyState> {
         let key = store.key(limit, key);
         let state = store.kept().entries.get(&key).map(|entry| entry.state.clone());
         state.filter(|_| !store.cannot(Capability::States))

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use derive_where::derive_where;
 use http::{Response, StatusCode};
-use ratelimit_core::{Algorithm, Identifiers, Policy, Store};
+use ratelimit_core::{Algorithm, AnyAlgorithm, Identifiers, Store};
 use tower_layer::Layer;
 use tower_service::Service;
 
@@ -29,7 +29,7 @@ use crate::{BoxFuture, take_ready};
 /// # use http::{Request, Response};
 /// use ratelimit_tower::{WaitLayer, Waiter};
 ///
-/// # fn example<S: Store<Policy> + 'static>(limiter: RateLimiter<S>) {
+/// # fn example<S: Store<AnyAlgorithm> + 'static>(limiter: RateLimiter<S>) {
 /// let by_host = |request: &Request<String>| request.uri().host().unwrap_or_default().to_owned();
 /// let layer = WaitLayer::new(Waiter::new(limiter), by_host, Duration::from_secs(30));
 /// # let _: WaitLayer<_, _, Response<String>> = layer;
@@ -37,7 +37,7 @@ use crate::{BoxFuture, take_ready};
 /// ```
 #[derive_where(Clone; F)]
 #[derive_where(Debug)]
-pub struct WaitLayer<S, F, Res, A = Policy> {
+pub struct WaitLayer<S, F, Res, A = AnyAlgorithm> {
     waiter: Waiter<S, A>,
     #[derive_where(skip(Debug))]
     caller: F,
@@ -92,7 +92,7 @@ impl<S: Store<A>, F, B, A: Algorithm> WaitLayer<S, F, Response<B>, A> {
     /// # use http::{Request, Response};
     /// use ratelimit_tower::{WaitLayer, Waiter};
     ///
-    /// # fn example<S: Store<Policy> + 'static>(waiter: Waiter<S>) {
+    /// # fn example<S: Store<AnyAlgorithm> + 'static>(waiter: Waiter<S>) {
     /// let by_host = |request: &Request<String>| request.uri().host().unwrap_or_default().to_owned();
     /// let layer = WaitLayer::new(waiter, by_host, Duration::from_secs(30)).heed_answers();
     /// # let _: WaitLayer<_, _, Response<String>> = layer;
@@ -127,7 +127,7 @@ impl<Svc, S, F: Clone, Res, A> Layer<Svc> for WaitLayer<S, F, Res, A> {
 
 /// A service that waits before each request. See [`WaitLayer`].
 #[derive_where(Clone, Debug; Svc)]
-pub struct WaitService<Svc, S, F, Res, A = Policy> {
+pub struct WaitService<Svc, S, F, Res, A = AnyAlgorithm> {
     inner: Svc,
     #[derive_where(skip(Debug))]
     shared: Arc<WaitLayer<S, F, Res, A>>,

@@ -14,21 +14,21 @@ use super::*;
 
 /// Counts the calls of a store.
 #[derive(Clone)]
-struct Counted(Arc<MemoryStore<Policy, TokioClock>>, Arc<AtomicU64>);
+struct Counted(Arc<MemoryStore<AnyAlgorithm, TokioClock>>, Arc<AtomicU64>);
 
-impl Store<Policy> for Counted {
+impl Store<AnyAlgorithm> for Counted {
     type Error = MemoryError;
 
     fn apply(
         &self,
-        batch: &Batch<'_, Policy>,
+        batch: &Batch<'_, AnyAlgorithm>,
     ) -> impl Future<Output = Result<Verdict, MemoryError>> + Send {
         self.1.fetch_add(1, Ordering::Relaxed);
         self.0.apply(batch)
     }
 }
 
-type Paused = Waiter<MemoryStore<Policy, TokioClock>>;
+type Paused = Waiter<MemoryStore<AnyAlgorithm, TokioClock>>;
 
 /// One request per second, after a burst of two.
 fn waiter() -> Paused {
@@ -164,7 +164,7 @@ async fn jitter_lengthens_waits_and_never_beyond_the_maximum() {
 fn the_queues_of_different_callers_are_different() {
     let limits = Limits::builder().limit("ip", "gcra 1/s").by(["ip"]);
     let limits = limits.limit("user", "gcra 1/s").by(["user"]).build().unwrap();
-    let waiter = Waiter::<_, Policy>::new(RateLimiter::new(limits, MemoryStore::new()));
+    let waiter = Waiter::<_, AnyAlgorithm>::new(RateLimiter::new(limits, MemoryStore::new()));
     let queue = |ip: &str, user: &str| waiter.queue_of(&[("ip", ip), ("user", user)]);
     assert_eq!(queue("a", "b"), queue("a", "b"));
     assert_ne!(queue("1:b", ""), queue("", "1:b"));
@@ -229,13 +229,17 @@ async fn by_choice_a_denial_that_tells_a_wait_holds_back_the_requests_that_follo
 }
 
 /// A limit of all callers, and one for each of them.
-fn shared(words: &str) -> Limits<Policy> {
+fn shared(words: &str) -> Limits<AnyAlgorithm> {
     let limits = Limits::builder().limit("all", words).by(["service"]);
     limits.limit("user", "gcra 1000/s").by(["user"]).build().unwrap()
 }
 
 /// The cost of a request that a user sends to the only service.
-async fn send<S: Store<Policy, Error: std::fmt::Debug>>(waiter: &Waiter<S>, user: u64, cost: u64) {
+async fn send<S: Store<AnyAlgorithm, Error: std::fmt::Debug>>(
+    waiter: &Waiter<S>,
+    user: u64,
+    cost: u64,
+) {
     let caller = [("service", "one".to_owned()), ("user", user.to_string())];
     waiter.until_n_allowed(&caller, cost, 60 * SECOND).await.unwrap();
 }
@@ -321,7 +325,7 @@ async fn a_limit_that_grants_leases_is_refused_at_the_start_and_by_each_wait() {
 #[tokio::test(start_paused = true)]
 async fn a_hold_is_shared_by_all_waiters_over_a_store() {
     let clock = TokioClock::default();
-    let store = Arc::new(MemoryStore::<Policy, _>::builder().clock(clock).build());
+    let store = Arc::new(MemoryStore::<AnyAlgorithm, _>::builder().clock(clock).build());
     let process = |name: &str| {
         let limits = Limits::builder().limit("api", "gcra 100/s").build().unwrap();
         let waiter = Waiter::new(RateLimiter::new(limits, store.clone()));
@@ -359,7 +363,8 @@ async fn holds_are_shared_over_a_fallback() {
 
 #[test]
 fn callers_of_several_limits_are_held_back_under_different_keys() {
-    let waiter = Waiter::<_, Policy>::new(RateLimiter::new(shared("gcra 1/s"), MemoryStore::new()));
+    let waiter =
+        Waiter::<_, AnyAlgorithm>::new(RateLimiter::new(shared("gcra 1/s"), MemoryStore::new()));
     let key = |service: &str, user: &str| waiter.hold_key(&[("service", service), ("user", user)]);
     assert_ne!(key("a", "1:b"), key("a1:1", "b"));
     assert_ne!(key("a", "-"), waiter.hold_key(&[("service", "a")]));

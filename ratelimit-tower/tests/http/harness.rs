@@ -14,14 +14,14 @@ use http::{HeaderMap, Request, Response};
 use http_body_util::{BodyExt, Collected};
 use ratelimit_core::store::{Batch, Op};
 use ratelimit_core::{
-    ErrorKind, Limits, LimitsBuilder, ManualClock, Policy, RateLimiter, Refusal, Store, StoreError,
-    Verdict,
+    AnyAlgorithm, ErrorKind, Limits, LimitsBuilder, ManualClock, RateLimiter, Refusal, Store,
+    StoreError, Verdict,
 };
 use ratelimit_memory::MemoryStore;
 use ratelimit_tower::{ClientAddress, PeerAddress, RateLimitLayer};
 use tower::{Service, ServiceExt};
 
-pub(crate) type Manual = MemoryStore<Policy, ManualClock>;
+pub(crate) type Manual = MemoryStore<AnyAlgorithm, ManualClock>;
 
 pub(crate) fn store(clock: &ManualClock) -> Manual {
     MemoryStore::builder().clock(clock.clone()).build()
@@ -68,10 +68,10 @@ impl StoreError for Failed {
     }
 }
 
-impl Store<Policy> for Faulty {
+impl Store<AnyAlgorithm> for Faulty {
     type Error = Failed;
 
-    async fn apply(&self, batch: &Batch<'_, Policy>) -> Result<Verdict, Failed> {
+    async fn apply(&self, batch: &Batch<'_, AnyAlgorithm>) -> Result<Verdict, Failed> {
         tokio::time::sleep(self.takes).await;
         let nth = self.calls.fetch_add(1, Ordering::Relaxed);
         match (self.fails)(nth, batch.operation()) {
@@ -87,7 +87,7 @@ pub(crate) type Rows<'a> = &'a [(&'a str, &'a str, &'a str)];
 /// Two requests per address, one more every ten seconds.
 pub(crate) const BURST: Rows = &[("burst", "gcra 6/m burst 2", "ip")];
 
-pub(crate) fn limits(rows: Rows) -> Limits<Policy> {
+pub(crate) fn limits(rows: Rows) -> Limits<AnyAlgorithm> {
     let add =
         |limits: LimitsBuilder, row: &(&str, &str, &str)| limits.limit(row.0, row.1).by([row.2]);
     rows.iter().fold(Limits::builder(), add).build().unwrap()
@@ -99,7 +99,7 @@ pub(crate) fn limiter(rows: Rows) -> RateLimiter<Manual> {
 }
 
 /// A layer of these limits, kept by the address of the peer.
-pub(crate) fn by_ip<S: Store<Policy>>(
+pub(crate) fn by_ip<S: Store<AnyAlgorithm>>(
     limiter: impl Into<Arc<RateLimiter<S>>>,
 ) -> RateLimitLayer<S> {
     RateLimitLayer::new(limiter).by("ip", ClientAddress::peer())

@@ -13,7 +13,7 @@ use axum::routing::get;
 use http::header::HeaderValue;
 use http::{Request, Response, StatusCode};
 use ratelimit_core::{
-    DynStore, ErrorKind, Limits, ManualClock, OnOutage, Policy, RateLimiter, Store,
+    AnyAlgorithm, DynStore, ErrorKind, Limits, ManualClock, OnOutage, RateLimiter, Store,
 };
 use ratelimit_layers::Fallback;
 use ratelimit_tower::{
@@ -53,7 +53,7 @@ async fn a_denied_client_is_told_when_to_come_back_and_is_admitted_then() {
     assert_eq!(statuses(&app, [request("/")]).await, [200]);
 }
 
-fn finished<S: Store<Policy>>(layer: RateLimitLayer<S>) -> RateLimitLayer<S> {
+fn finished<S: Store<AnyAlgorithm>>(layer: RateLimitLayer<S>) -> RateLimitLayer<S> {
     let layer = layer.by("ip", ClientAddress::peer()).by("key", optional(header(API_KEY)));
     // The last unit counts.
     layer.fields(Fields::new().unit("bytes", Unit::Requests).unit("bytes", Unit::ContentBytes))
@@ -66,7 +66,7 @@ async fn all_modes_and_stores_decide_and_tell_alike_and_do_not_tell_of_a_shadow_
     let limits = limits.limit("burst", "gcra 6/m burst 2").by(["ip"]);
     let limits = limits.limit("bytes", "gcra 60/m burst 4000").by(["ip"]).build().unwrap();
     let limiter = || RateLimiter::new(limits.clone(), store(&ManualClock::default()));
-    let boxed: Arc<dyn DynStore<Policy>> = Arc::new(store(&ManualClock::default()));
+    let boxed: Arc<dyn DynStore<AnyAlgorithm>> = Arc::new(store(&ManualClock::default()));
     let chosen = Arc::new(limiter());
     for app in [
         hello().layer(finished(RateLimitLayer::new(limiter()))),

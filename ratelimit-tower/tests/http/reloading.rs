@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 
 use axum::Router;
 use axum::routing::get;
-use ratelimit_core::{Limits, ManualClock, Policy, RateLimiter};
+use ratelimit_core::{AnyAlgorithm, Limits, ManualClock, RateLimiter};
 use ratelimit_layers::Reload;
 use ratelimit_tower::{Charge, Choice, RateLimitLayer, header, optional};
 use tracing::field::{Field, Visit};
@@ -15,15 +15,15 @@ use tracing_subscriber::layer::{Context, Layer, SubscriberExt};
 
 use crate::harness::{API_KEY, Manual, hello, limits, send, statuses, store, with_key};
 
-fn reload(limits: Limits<Policy>) -> Reload<Manual> {
+fn reload(limits: Limits<AnyAlgorithm>) -> Reload<Manual> {
     Reload::new(limits, store(&ManualClock::default()))
 }
 
-fn by_key(name: &str, words: &str) -> Limits<Policy> {
+fn by_key(name: &str, words: &str) -> Limits<AnyAlgorithm> {
     limits(&[(name, words, "key")])
 }
 
-fn with_misspelt_shadow() -> Limits<Policy> {
+fn with_misspelt_shadow() -> Limits<AnyAlgorithm> {
     let limits = Limits::builder().limit("burst", "gcra 1/d burst 9").by(["key"]);
     limits.limit("tried", "gcra 1/d").by(["kye"]).shadow().build().unwrap()
 }

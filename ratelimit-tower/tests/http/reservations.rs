@@ -13,7 +13,7 @@ use futures_util::stream;
 use http::{Extensions, Request, Response, StatusCode};
 use http_body_util::BodyExt;
 use ratelimit_core::store::Op;
-use ratelimit_core::{ErrorKind, LimitCosts, ManualClock, Policy, RateLimiter};
+use ratelimit_core::{AnyAlgorithm, ErrorKind, LimitCosts, ManualClock, RateLimiter};
 use ratelimit_tower::{
     BusyWait, Charge, Choice, Fields, Held, Hold, Meter, ProblemJson, RateLimitLayer, Reserving,
     XRateLimit,
@@ -27,7 +27,7 @@ use crate::reloading::Log;
 /// A hundred per caller; the clock stands still.
 const BUDGET: Rows = &[("budget", "gcra 100/m burst 100", "ip")];
 
-type Reserves = RateLimitLayer<Manual, Policy, ProblemJson, Reserving>;
+type Reserves = RateLimitLayer<Manual, AnyAlgorithm, ProblemJson, Reserving>;
 
 /// A limiter, and layers of it that reserve ten.
 struct Budget(Arc<RateLimiter<Manual>>);

@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use axum::body::Bytes;
 use proptest::prelude::*;
-use ratelimit_core::{Policy, RateLimiter};
+use ratelimit_core::{AnyAlgorithm, RateLimiter};
 use ratelimit_memory::MemoryStore;
 use ratelimit_tower::{WaitError, Waiter};
 use serde_json::Value;
@@ -291,7 +291,7 @@ proptest! {
         setup.limits.iter_mut().for_each(|limit| (limit.required, limit.shadow) = (false, false));
         runtime().block_on(async {
             let store = MemoryStore::builder().clock(Passing::new()).build();
-            let waiter = Waiter::<_, Policy>::new(RateLimiter::new(
+            let waiter = Waiter::<_, AnyAlgorithm>::new(RateLimiter::new(
                 system::limits(setup.limits.iter()),
                 store,
             ));

@@ -4,7 +4,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use ratelimit_core::algorithm::PolicyState;
+use ratelimit_core::algorithm::AnyState;
 use ratelimit_core::store::Reservation;
 use ratelimit_core::{Algorithm as _, Decision, OnOutage, Timestamp};
 
@@ -63,7 +63,7 @@ pub(crate) struct Said<'a> {
 pub(crate) struct Model<'a> {
     pub(crate) setup: &'a Setup,
     pub(crate) now_us: u64,
-    pub(crate) states: HashMap<Key, PolicyState>,
+    pub(crate) states: HashMap<Key, AnyState>,
     pub(crate) held: HashMap<Key, u64>,
     pub(crate) underway: Vec<Underway<'a>>,
     /// For how long requests hold their places, once one has ended.
@@ -147,18 +147,14 @@ impl<'a> Model<'a> {
     }
 
     /// What a limit says, and what it leaves.
-    fn stepped(
-        &self,
-        key: &Key,
-        (limit, _, cost): &Applies<'a>,
-    ) -> (Decision, Option<PolicyState>) {
-        let policy = self.policy(key.0, limit);
+    fn stepped(&self, key: &Key, (limit, _, cost): &Applies<'a>) -> (Decision, Option<AnyState>) {
+        let algorithm = self.algorithm(key.0, limit);
         if !limit.kind.is_leases() {
             let state = self.states.get(key);
-            let step = limit.kind.limit(policy).step(state, self.now(), *cost);
+            let step = limit.kind.limit(algorithm).step(state, self.now(), *cost);
             return (step.decision, step.write.after(state).cloned());
         }
-        let (places, held) = (policy.capacity(), self.held(key));
+        let (places, held) = (algorithm.capacity(), self.held(key));
         let allowed = held + cost <= places;
         let held = if allowed { held + cost } else { held };
         (self.busy(*cost, (places, held), allowed), None)
@@ -200,20 +196,20 @@ impl<'a> Model<'a> {
         let said = limits.into_iter().zip(stepped).map(|(one, (mut decision, after))| {
             let (key, now) = (key(&one), self.now());
             let (limit, whose, cost) = one;
-            let policy = self.policy(keeper, limit);
+            let algorithm = self.algorithm(keeper, limit);
             let before = self.states.get(&key).cloned();
             let counts_attempts = limit.kind.attempts;
-            let charged = limit.kind.limit(policy).reservation_us().is_some();
+            let charged = limit.kind.limit(algorithm).reservation_us().is_some();
             let charged =
-                charged.then(|| (keeper, policy.record(before.as_ref(), now, cost, None)));
+                charged.then(|| (keeper, algorithm.record(before.as_ref(), now, cost, None)));
             if !all_fit && decision.allowed {
                 if counts_attempts {
-                    let again = policy.step(after.as_ref(), now, cost).decision;
+                    let again = algorithm.step(after.as_ref(), now, cost).decision;
                     decision.retry_after_us = again.retry_after_us;
                 } else if limit.kind.is_leases() {
-                    decision = self.busy(cost, (policy.capacity(), self.held(&key)), true);
+                    decision = self.busy(cost, (algorithm.capacity(), self.held(&key)), true);
                 } else {
-                    decision = policy.step(before.as_ref(), now, 0).decision;
+                    decision = algorithm.step(before.as_ref(), now, 0).decision;
                     decision.cost = cost;
                 }
             }
@@ -228,7 +224,7 @@ impl<'a> Model<'a> {
         said.collect()
     }
 
-    pub(crate) fn set(&mut self, key: Key, state: Option<PolicyState>) {
+    pub(crate) fn set(&mut self, key: Key, state: Option<AnyState>) {
         match state {
             Some(state) => _ = self.states.insert(key, state),
             None => _ = self.states.remove(&key),
@@ -327,7 +323,7 @@ impl<'a> Model<'a> {
         self.passes(ask.after_ms);
         let with_key = |limit: &'a LimitSpec| Some((limit, self.whose(limit, ask)?, ask.cost));
         let apply: Vec<_> = self.setup.limits.iter().filter_map(with_key).collect();
-        if apply.iter().any(|(limit, _, cost)| limit.kind.policy().capacity() < *cost) {
+        if apply.iter().any(|(limit, _, cost)| limit.kind.algorithm().capacity() < *cost) {
             return Waited::Never;
         }
         let said = self.ask_all(Keeper::Store, apply.clone(), false);
@@ -354,10 +350,10 @@ impl<'a> Model<'a> {
             let keys =
                 keys.filter(|(keeper, name, _)| *keeper == Keeper::Store && *name == limit.name);
             keys.map(move |key| {
-                let (policy, state) = (limit.kind.policy(), self.states.get(key));
-                let left = policy.step(state, self.now(), 0).decision.remaining;
+                let (algorithm, state) = (limit.kind.algorithm(), self.states.get(key));
+                let left = algorithm.step(state, self.now(), 0).decision.remaining;
                 let left = left - self.held(key);
-                (limit, key.2.clone(), left, policy.owed(state, self.now()))
+                (limit, key.2.clone(), left, algorithm.owed(state, self.now()))
             })
         };
         limits.flat_map(of).collect()

@@ -1,7 +1,7 @@
 //! The model of an outage: while the store is unreachable, a fallback decides by the choice of each limit.
 
 use ratelimit_core::algorithm::Share as _;
-use ratelimit_core::{Algorithm as _, Decision, OnOutage, Policy};
+use ratelimit_core::{Algorithm as _, AnyAlgorithm, Decision, OnOutage};
 
 use crate::model::{Applies, Keeper, Key, Model, Said};
 use crate::setup::{LimitSpec, Outages};
@@ -22,15 +22,15 @@ pub(crate) struct Pending<'a>(Vec<(&'a LimitSpec, Vec<String>, u64)>);
 
 impl<'a> Model<'a> {
     /// What a limit is to its keeper: a node has its share.
-    pub(crate) fn policy(&self, keeper: Keeper, limit: &LimitSpec) -> Policy {
-        let policy = limit.kind.policy();
+    pub(crate) fn algorithm(&self, keeper: Keeper, limit: &LimitSpec) -> AnyAlgorithm {
+        let algorithm = limit.kind.algorithm();
         match (keeper, self.setup.fallback) {
             (Keeper::Node, Some(outages)) => {
                 // One that is smaller than the number of nodes admits at least one.
-                let nodes = outages.nodes.min(policy.capacity());
-                policy.share(nodes.try_into().expect("a node")).expect("at least one")
+                let nodes = outages.nodes.min(algorithm.capacity());
+                algorithm.share(nodes.try_into().expect("a node")).expect("at least one")
             }
-            _ => policy,
+            _ => algorithm,
         }
     }
 
@@ -79,7 +79,7 @@ impl<'a> Model<'a> {
             .map(|one| match one.0.on_outage {
                 OnOutage::Local => local.next().expect("it was asked"),
                 choice => {
-                    let (limit, cost) = (one.0.kind.policy().capacity(), one.2);
+                    let (limit, cost) = (one.0.kind.algorithm().capacity(), one.2);
                     let open = choice == OnOutage::Open;
                     let used = if allowed { cost } else { 0 };
                     let wait_us = if open { 0 } else { wait_us };
@@ -140,13 +140,13 @@ impl<'a> Model<'a> {
         }
         let (now, mut charged) = (self.now(), Vec::new());
         for (limit, whose, cost) in std::mem::take(&mut self.pending.0) {
-            let share = self.policy(Keeper::Node, limit);
+            let share = self.algorithm(Keeper::Node, limit);
             let own: Key = (Keeper::Node, limit.name, whose.clone());
             let left = share.step(self.states.get(&own), now, 0).decision.remaining;
             let cost = cost.min(share.capacity() - left);
             let key = (Keeper::Store, limit.name, whose.clone());
-            let (policy, state) = (limit.kind.policy(), self.states.get(&key));
-            if let (1.., Some(step)) = (cost, policy.force(state, now, cost)) {
+            let (algorithm, state) = (limit.kind.algorithm(), self.states.get(&key));
+            if let (1.., Some(step)) = (cost, algorithm.force(state, now, cost)) {
                 let after = step.write.after(state).cloned();
                 self.set(key, after);
                 charged.push((limit.name.to_owned(), whose, cost));

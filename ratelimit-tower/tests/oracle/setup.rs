@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 
 use proptest::prelude::*;
 use proptest::sample::select;
-use ratelimit_core::{Limit, OnOutage, Policy};
+use ratelimit_core::{AnyAlgorithm, Limit, OnOutage};
 
 /// A limit.
 #[derive(Clone, Debug)]
@@ -36,7 +36,7 @@ pub(crate) struct Kind {
 }
 
 impl Kind {
-    pub(crate) fn policy(self) -> Policy {
+    pub(crate) fn algorithm(self) -> AnyAlgorithm {
         let Self { algorithm, count, each_ms, burst, debt, .. } = self;
         let burst = burst.map_or(String::new(), |burst| format!(" burst {burst}"));
         let debt = if debt > 0 { format!(" debt {debt}") } else { String::new() };
@@ -44,9 +44,9 @@ impl Kind {
         words.parse().expect(&words)
     }
 
-    /// A limit by this policy, which counts as this kind does.
-    pub(crate) fn limit(self, policy: Policy) -> Limit<Policy> {
-        let limit = Limit::new("limit", policy).expect("a name");
+    /// A limit by this algorithm, which counts as this kind does.
+    pub(crate) fn limit(self, algorithm: AnyAlgorithm) -> Limit<AnyAlgorithm> {
+        let limit = Limit::new("limit", algorithm).expect("a name");
         if self.attempts { limit.count_attempts().expect("it can") } else { limit }
     }
 

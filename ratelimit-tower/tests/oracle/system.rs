@@ -16,7 +16,7 @@ use http_body::Frame;
 use http_body_util::BodyExt as _;
 use ratelimit_core::store::{Batch, Check, Op};
 use ratelimit_core::{
-    Clock, ErrorKind, LimitCosts, Limits, Policy, RateLimiter, Refusal, Store, StoreError,
+    AnyAlgorithm, Clock, ErrorKind, LimitCosts, Limits, RateLimiter, Refusal, Store, StoreError,
     SyncStore, Timestamp, Verdict,
 };
 use ratelimit_layers::{Fallback, OnRecovery};
@@ -58,7 +58,7 @@ type Noted = (String, String, u64);
 
 /// A store in memory that notes each charge that it is asked for and each settlement that it makes, and can be away.
 struct Noting {
-    store: MemoryStore<Policy, Passing>,
+    store: MemoryStore<AnyAlgorithm, Passing>,
     away: AtomicBool,
     asked: Mutex<Vec<Noted>>,
     /// What it is charged by force.
@@ -83,16 +83,16 @@ impl StoreError for Failed {
     }
 }
 
-impl Store<Policy> for Noting {
+impl Store<AnyAlgorithm> for Noting {
     type Error = Failed;
 
-    async fn apply(&self, batch: &Batch<'_, Policy>) -> Result<Verdict, Failed> {
+    async fn apply(&self, batch: &Batch<'_, AnyAlgorithm>) -> Result<Verdict, Failed> {
         self.apply_now(batch)
     }
 }
 
-impl SyncStore<Policy> for Noting {
-    fn apply_now(&self, batch: &Batch<'_, Policy>) -> Result<Verdict, Failed> {
+impl SyncStore<AnyAlgorithm> for Noting {
+    fn apply_now(&self, batch: &Batch<'_, AnyAlgorithm>) -> Result<Verdict, Failed> {
         if self.away.load(Ordering::Relaxed) {
             return Err(Failed(ErrorKind::Unavailable));
         }
@@ -140,7 +140,7 @@ pub(crate) struct Underway {
 pub(crate) struct System {
     store: Arc<Noting>,
     /// What [`Fallback`] knows, if there is one.
-    fallback: Option<Fallback<Arc<Noting>, Policy, Passing>>,
+    fallback: Option<Fallback<Arc<Noting>, AnyAlgorithm, Passing>>,
     service: Boxed,
     header: Option<Header>,
     seen: Seen,
@@ -160,10 +160,11 @@ impl Answer<Body> for InFormat {
 
 const USER: HeaderName = HeaderName::from_static("x-user");
 
-pub(crate) fn limits<'a>(specs: impl Iterator<Item = &'a LimitSpec>) -> Limits<Policy> {
+pub(crate) fn limits<'a>(specs: impl Iterator<Item = &'a LimitSpec>) -> Limits<AnyAlgorithm> {
     let mut limits = Limits::builder();
     for spec in specs {
-        limits = limits.limit(spec.name, spec.kind.policy()).by(spec.by).on_outage(spec.on_outage);
+        limits =
+            limits.limit(spec.name, spec.kind.algorithm()).by(spec.by).on_outage(spec.on_outage);
         if spec.kind.attempts {
             limits = limits.count_attempts();
         }
@@ -286,10 +287,10 @@ where
 }
 
 /// The layer with all that the setup says.
-fn configured<S: Store<Policy>>(
+fn configured<S: Store<AnyAlgorithm>>(
     setup: &Setup,
     layer: RateLimitLayer<S>,
-) -> RateLimitLayer<S, Policy, InFormat> {
+) -> RateLimitLayer<S, AnyAlgorithm, InFormat> {
     let address = match setup.header {
         None => ClientAddress::peer(),
         Some(header) => {
@@ -318,10 +319,10 @@ fn configured<S: Store<Policy>>(
 }
 
 /// A layer over this store, around the handler.
-fn layered<S: Store<Policy> + 'static>(
+fn layered<S: Store<AnyAlgorithm> + 'static>(
     setup: &Setup,
     store: &Arc<S>,
-) -> RateLimitLayer<Arc<S>, Policy, InFormat> {
+) -> RateLimitLayer<Arc<S>, AnyAlgorithm, InFormat> {
     let limiter = |limits| Arc::new(RateLimiter::new(limits, store.clone()));
     let all = limiter(limits(setup.limits.iter()));
     let layer = if setup.mode == Mode::Choosing {
@@ -341,9 +342,9 @@ fn layered<S: Store<Policy> + 'static>(
 }
 
 /// Awaits the store, and reserves if the setup says so.
-fn awaited<S: Store<Policy> + 'static>(
+fn awaited<S: Store<AnyAlgorithm> + 'static>(
     setup: &Setup,
-    layer: RateLimitLayer<S, Policy, InFormat>,
+    layer: RateLimitLayer<S, AnyAlgorithm, InFormat>,
 ) -> Boxed {
     let Mode::Reserving(charged) = setup.mode else {
         return boxed(layer.layer(service_fn(handle)));

@@ -1,7 +1,7 @@
 //! The part of the model that is about admitted requests: what they have reserved is settled when the last of what they hold ends.
 
-use ratelimit_core::algorithm::PolicyState;
-use ratelimit_core::{Algorithm as _, Policy, Timestamp};
+use ratelimit_core::algorithm::AnyState;
+use ratelimit_core::{Algorithm as _, AnyAlgorithm, Timestamp};
 
 use crate::model::{Answer, Keeper, Model, Said};
 use crate::setup::{Ask, Charged, Go, Handler, Mode, Outcome};
@@ -71,9 +71,9 @@ impl Underway<'_> {
 }
 
 /// How much more than a limit and its debt have room for is charged.
-fn forgiven(policy: &Policy, state: Option<&PolicyState>, now: Timestamp, more: u64) -> u64 {
-    let left = policy.step(state, now, 0).decision.remaining;
-    (more + policy.owed(state, now)).saturating_sub(left + policy.debt())
+fn forgiven(algorithm: &AnyAlgorithm, state: Option<&AnyState>, now: Timestamp, more: u64) -> u64 {
+    let left = algorithm.step(state, now, 0).decision.remaining;
+    (more + algorithm.owed(state, now)).saturating_sub(left + algorithm.debt())
 }
 
 impl<'a> Model<'a> {
@@ -155,10 +155,10 @@ impl<'a> Model<'a> {
             if said.limit.kind.is_leases() {
                 *self.held.entry(key).or_default() -= said.decision.cost;
             } else {
-                let policy = self.policy(keeper, said.limit);
+                let algorithm = self.algorithm(keeper, said.limit);
                 let state = self.states.get(&key);
-                lost = forgiven(&policy, state, now, cost.saturating_sub(reservation.cost));
-                let step = policy.settle(state, now, &reservation, cost).expect("it reserves");
+                lost = forgiven(&algorithm, state, now, cost.saturating_sub(reservation.cost));
+                let step = algorithm.settle(state, now, &reservation, cost).expect("it reserves");
                 let after = step.write.after(state).cloned();
                 self.set(key, after);
             }

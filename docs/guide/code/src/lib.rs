@@ -3,7 +3,7 @@
 use std::error::Error;
 use std::time::Duration;
 
-use ratelimit_core::{Leased, Limits, ManualClock, Policy, RateLimiter, Timestamp};
+use ratelimit_core::{AnyAlgorithm, Leased, Limits, ManualClock, RateLimiter, Timestamp};
 use ratelimit_memory::MemoryStore;
 
 mod svg;
@@ -79,7 +79,7 @@ fn decide(limit: &'static str, note: &'static str) -> Result<BurstRow, Box<dyn E
         Some(algorithm) => (algorithm, true),
         None => (limit, false),
     };
-    let limits = Limits::<Policy>::builder().limit("drawn", algorithm);
+    let limits = Limits::<AnyAlgorithm>::builder().limit("drawn", algorithm);
     let limits = if attempts { limits.count_attempts() } else { limits }.build()?;
     let clock = ManualClock::default();
     let limiter = RateLimiter::new(limits, MemoryStore::builder().clock(clock.clone()).build());

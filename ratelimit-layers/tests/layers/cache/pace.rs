@@ -4,9 +4,9 @@
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
-use ratelimit_core::algorithm::PolicyState;
+use ratelimit_core::algorithm::AnyState;
 use ratelimit_core::store::{Batch, Op, SnapshotStore, WithSnapshot};
-use ratelimit_core::{Clock, Limit, Policy, Store, Timestamp, Verdict};
+use ratelimit_core::{AnyAlgorithm, Clock, Limit, Store, Timestamp, Verdict};
 use ratelimit_layers::DenialCache;
 use ratelimit_memory::{MemoryError, MemoryStore};
 use tokio::task::JoinSet;
@@ -22,8 +22,8 @@ const LASTS: Duration = Duration::from_secs(2);
 #[derive(Debug)]
 struct Far {
     clock: SimulatedClock,
-    memory: MemoryStore<Policy, SimulatedClock>,
-    limit: Limit<Policy>,
+    memory: MemoryStore<AnyAlgorithm, SimulatedClock>,
+    limit: Limit<AnyAlgorithm>,
     way_ms: (u64, u64),
     seen: Mutex<Attack>,
 }
@@ -46,19 +46,19 @@ impl Far {
     }
 }
 
-impl Store<Policy> for Far {
+impl Store<AnyAlgorithm> for Far {
     type Error = MemoryError;
 
-    async fn apply(&self, batch: &Batch<'_, Policy>) -> Result<Verdict, MemoryError> {
+    async fn apply(&self, batch: &Batch<'_, AnyAlgorithm>) -> Result<Verdict, MemoryError> {
         Ok(self.apply_with_snapshot(batch).await?.0)
     }
 }
 
-impl SnapshotStore<Policy> for Far {
+impl SnapshotStore<AnyAlgorithm> for Far {
     async fn apply_with_snapshot(
         &self,
-        batch: &Batch<'_, Policy>,
-    ) -> Result<WithSnapshot<PolicyState>, MemoryError> {
+        batch: &Batch<'_, AnyAlgorithm>,
+    ) -> Result<WithSnapshot<AnyState>, MemoryError> {
         {
             let mut seen = self.seen();
             (seen.calls, seen.under_way) = (seen.calls + 1, seen.under_way + 1);
@@ -94,7 +94,7 @@ async fn attack(words: &str, way_ms: (u64, u64), pause: Option<Duration>) -> Att
     let limit = limit("l", words);
     let memory = MemoryStore::builder().clock(clock).build();
     let far = Far { clock, memory, limit, way_ms, seen: Mutex::default() };
-    let store: DenialCache<_, Policy, _> = DenialCache::builder().clock(clock).build(far);
+    let store: DenialCache<_, AnyAlgorithm, _> = DenialCache::builder().clock(clock).build(far);
     let (store, mut tasks) = (Arc::new(store), JoinSet::new());
     for _ in 0..TASKS {
         let store = Arc::clone(&store);

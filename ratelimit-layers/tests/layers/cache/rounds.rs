@@ -6,7 +6,7 @@ use std::task::Poll;
 use std::time::Duration;
 
 use ratelimit_core::store::{Batch, Check};
-use ratelimit_core::{ErrorKind, Limit, ManualClock, Policy, Source, Store, Verdict};
+use ratelimit_core::{AnyAlgorithm, ErrorKind, Limit, ManualClock, Source, Store, Verdict};
 use ratelimit_layers::{DenialCache, DenialCacheBuilder};
 use tokio::task::{JoinHandle, yield_now};
 use tokio::time::{Instant, timeout};
@@ -24,8 +24,8 @@ type Task = JoinHandle<Result<Verdict, FakeError>>;
 /// A cache around a store with a gate, and a limit of one per second.
 struct Lab {
     clock: ManualClock,
-    store: Arc<DenialCache<Fake, Policy, ManualClock>>,
-    limit: Limit<Policy>,
+    store: Arc<DenialCache<Fake, AnyAlgorithm, ManualClock>>,
+    limit: Limit<AnyAlgorithm>,
 }
 
 impl Lab {

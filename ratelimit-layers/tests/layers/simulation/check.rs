@@ -1,6 +1,6 @@
 //! What a run admitted, held against what the algorithm itself admits.
 
-use ratelimit_core::{Algorithm, Policy, Timestamp};
+use ratelimit_core::{Algorithm, AnyAlgorithm, Timestamp};
 
 use super::run::Plan;
 use super::shared::widened;
@@ -59,7 +59,7 @@ impl Outcome {
             return Err(format!("{} units were not given back by themselves", self.late));
         }
         for (limit, left) in self.plan.limits().iter().zip(&self.left) {
-            let Policy::FixedWindow(window) = limit.algorithm() else { continue };
+            let AnyAlgorithm::FixedWindow(window) = limit.algorithm() else { continue };
             let current = |at: Timestamp| at.as_us() / window.window_us();
             let counts = self.admitted.iter().filter(|(at, _)| current(*at) == current(self.end));
             let admitted: u64 = counts.map(|(_, cost)| cost).sum();

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use ratelimit_core::store::{Batch, Check, Op};
-use ratelimit_core::{Clock, ErrorKind, Limit, Policy, Store, SyncStore, Timestamp, Verdict};
+use ratelimit_core::{AnyAlgorithm, Clock, ErrorKind, Limit, Store, SyncStore, Timestamp, Verdict};
 use ratelimit_memory::{MemoryError, MemoryStore};
 use tokio::sync::oneshot;
 use tokio::time::{Instant, sleep, timeout_at};
@@ -34,7 +34,7 @@ pub(super) struct Faults {
 }
 
 pub(super) struct Server {
-    pub(super) store: MemoryStore<Policy, SimulatedClock>,
+    pub(super) store: MemoryStore<AnyAlgorithm, SimulatedClock>,
     pub(super) clock: SimulatedClock,
     pub(super) random: Mutex<fastrand::Rng>,
     pub(super) faults: Faults,
@@ -62,12 +62,14 @@ type Said = (Result<Verdict, MemoryError>, Timestamp);
 
 impl Network {
     /// Sends a request, which arrives whether its caller waits or not.
-    fn send(&self, batch: &Batch<'_, Policy>) -> oneshot::Receiver<Said> {
+    fn send(&self, batch: &Batch<'_, AnyAlgorithm>) -> oneshot::Receiver<Said> {
         let (tell, told) = oneshot::channel();
         let server = self.server.clone();
-        let own =
-            |check: &Check<'_, Policy>| (check.limit.clone(), check.key.to_owned(), check.cost);
-        let checks: Vec<(Limit<Policy>, String, u64)> = batch.checks().iter().map(own).collect();
+        let own = |check: &Check<'_, AnyAlgorithm>| {
+            (check.limit.clone(), check.key.to_owned(), check.cost)
+        };
+        let checks: Vec<(Limit<AnyAlgorithm>, String, u64)> =
+            batch.checks().iter().map(own).collect();
         let (op, id) = (batch.operation(), batch.reservation_id());
         let (there, back) =
             (server.up_to_ms(server.faults.way_ms), server.up_to_ms(server.faults.way_ms));
@@ -93,10 +95,10 @@ impl Network {
     }
 }
 
-impl Store<Policy> for Network {
+impl Store<AnyAlgorithm> for Network {
     type Error = FakeError;
 
-    async fn apply(&self, batch: &Batch<'_, Policy>) -> Result<Verdict, FakeError> {
+    async fn apply(&self, batch: &Batch<'_, AnyAlgorithm>) -> Result<Verdict, FakeError> {
         let server = &self.server;
         if !self.is_up.load(Ordering::SeqCst) || server.happens(server.faults.unsent) {
             return Err(FakeError::Fails(ErrorKind::Unavailable));

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use ratelimit_core::store::Batch;
-use ratelimit_core::{Clock, Limit, Policy, Source, Store, Timestamp};
+use ratelimit_core::{AnyAlgorithm, Clock, Limit, Source, Store, Timestamp};
 use ratelimit_layers::Allotments;
 use ratelimit_memory::MemoryStore;
 use tokio::task::JoinSet;
@@ -81,7 +81,7 @@ impl Plan {
         }
     }
 
-    pub(super) fn limits(&self) -> Vec<Limit<Policy>> {
+    pub(super) fn limits(&self) -> Vec<Limit<AnyAlgorithm>> {
         let Self { rate, .. } = self;
         let burst = rate / 2 + 1;
         let (bucket, window) =
@@ -102,12 +102,12 @@ impl Plan {
     }
 }
 
-type Nodes = Allotments<Network, Policy, SimulatedClock>;
+type Nodes = Allotments<Network, AnyAlgorithm, SimulatedClock>;
 
 /// What all nodes share.
 struct World {
     plan: Plan,
-    limits: Vec<Limit<Policy>>,
+    limits: Vec<Limit<AnyAlgorithm>>,
     server: Arc<Server>,
     /// What the nodes have done so far.
     outcome: Mutex<Outcome>,

@@ -6,7 +6,7 @@ use std::panic::resume_unwind;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 
-use ratelimit_core::{Clock, Gcra, Policy, Timestamp, TokenBucket};
+use ratelimit_core::{AnyAlgorithm, Clock, Gcra, Timestamp, TokenBucket};
 use tokio::time::Instant;
 
 pub(crate) const BEGIN: Timestamp = Timestamp::saturating_from_us(1_795_218_392_123_456);
@@ -56,14 +56,14 @@ impl Clock for SimulatedClock {
 }
 
 /// The limit that admits in an interval of length `x` what this one admits in one of length `x + L`.
-pub(crate) fn widened(limit: &Policy, lifetime_us: u64) -> Policy {
+pub(crate) fn widened(limit: &AnyAlgorithm, lifetime_us: u64) -> AnyAlgorithm {
     match limit {
-        Policy::Gcra(gcra) => {
+        AnyAlgorithm::Gcra(gcra) => {
             let refill = gcra.refill();
             let more = more(refill.rate(), lifetime_us);
             Gcra::new(refill.rate(), refill.burst + more).expect("a bucket").into()
         }
-        Policy::TokenBucket(bucket) => {
+        AnyAlgorithm::TokenBucket(bucket) => {
             let refill = bucket.refill();
             let more = more(refill.rate(), lifetime_us);
             TokenBucket::new(refill.rate(), refill.burst + more).expect("a bucket").into()

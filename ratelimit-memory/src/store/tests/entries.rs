@@ -11,12 +11,12 @@ use super::*;
 const MOST: usize = 32;
 const OWN: usize = 30;
 
-fn store() -> (Memory<Policy>, ManualClock) {
+fn store() -> (Memory<AnyAlgorithm>, ManualClock) {
     built(|builder| builder.entries(MOST))
 }
 
 fn ask(
-    (store, limit): (&Memory<Policy>, &Limit<Policy>),
+    (store, limit): (&Memory<AnyAlgorithm>, &Limit<AnyAlgorithm>),
     key: &str,
     op: Op,
     cost: u64,
@@ -26,9 +26,9 @@ fn ask(
 }
 
 /// All that is counted is there, and no more than the caps.
-fn is_exact(store: &Memory<Policy>) {
+fn is_exact(store: &Memory<AnyAlgorithm>) {
     let in_shard =
-        |shard: &Mutex<Shard<_>>| lock(shard).states().map(Policy::entries_in).sum::<usize>();
+        |shard: &Mutex<Shard<_>>| lock(shard).states().map(AnyAlgorithm::entries_in).sum::<usize>();
     let reservations =
         store.reservations.iter().map(|shard| lock(shard).states().count()).sum::<usize>();
     assert_eq!(store.capacity.entries.used(), store.shards.iter().map(in_shard).sum::<usize>());
@@ -36,7 +36,7 @@ fn is_exact(store: &Memory<Policy>) {
     has_bounds(store);
 }
 
-fn has_bounds(store: &Memory<Policy>) {
+fn has_bounds(store: &Memory<AnyAlgorithm>) {
     assert!(store.entry_count() <= store.capacity.most_entries());
     assert!(store.len() <= store.capacity.keys.most);
     assert!(store.reservations() <= store.capacity.reservations.most);
@@ -52,7 +52,7 @@ fn a_key_that_finds_no_room_for_an_entry_gets_an_error_and_is_charged_nothing() 
          that keep none, such as gcra or sliding-counter"
     );
     for words in ["sliding-log 100/h", "window-log 100/h", "sliding-log 100/h count attempts"] {
-        let (limit, (store, clock)) = (policy("l", words), store());
+        let (limit, (store, clock)) = (limit_in_words("l", words), store());
         let on = (&store, &limit);
         for _ in 0..OWN {
             ask(on, "a", Op::Acquire, 1).expect("room");
@@ -77,7 +77,7 @@ fn a_key_that_finds_no_room_for_an_entry_gets_an_error_and_is_charged_nothing() 
 
 #[test]
 fn new_keys_share_a_bounded_state_and_other_keys_keep_their_limits() {
-    let (limit, (store, clock)) = (policy("l", "window-log 5/h"), store());
+    let (limit, (store, clock)) = (limit_in_words("l", "window-log 5/h"), store());
     let acquire = |key: String| ask((&store, &limit), &key, Op::Acquire, 1);
     (0..OWN).for_each(|n| _ = acquire((n % 6).to_string()).expect("room"));
     (0..2).for_each(|n| _ = acquire(format!("new {n}")).expect("shared room"));
@@ -97,7 +97,7 @@ fn new_keys_share_a_bounded_state_and_other_keys_keep_their_limits() {
 
 #[test]
 fn a_lease_needs_an_entry_until_its_release_and_a_repeated_id_needs_none() {
-    let (limit, (store, clock)) = (policy("l", "concurrency 100/h"), store());
+    let (limit, (store, clock)) = (limit_in_words("l", "concurrency 100/h"), store());
     let lease = |id: usize, op: Op, cost: u64| {
         clock.advance(Duration::from_micros(1));
         let check = Check { limit: &limit, key: "a", cost };
@@ -120,7 +120,7 @@ fn anything(
     clock: &ManualClock,
     seed: u64,
     calls: usize,
-    mut decide: impl FnMut(&Batch<'_, Policy>),
+    mut decide: impl FnMut(&Batch<'_, AnyAlgorithm>),
 ) {
     let words = [
         "sliding-log 9/h",
@@ -138,7 +138,8 @@ fn anything(
     let mut next = |bound| random.usize(..bound);
     for _ in 0..calls {
         let names = &["x", "y", "z"][..=next(3)];
-        let on = names.iter().map(|name| (policy(name, words[next(9)]), next(20).to_string()));
+        let on =
+            names.iter().map(|name| (limit_in_words(name, words[next(9)]), next(20).to_string()));
         let (on, cost) = (on.collect::<Vec<_>>(), next(4) as u64);
         let checks: Vec<_> = on.iter().map(|(limit, key)| Check { limit, key, cost }).collect();
         let op = ops.get(next(9)).copied().unwrap_or(Op::Acquire);
@@ -154,7 +155,7 @@ fn anything(
     }
 }
 
-fn small_store() -> (Memory<Policy>, ManualClock) {
+fn small_store() -> (Memory<AnyAlgorithm>, ManualClock) {
     built(|builder| builder.capacity(20).entries(12).reservations(30))
 }
 
@@ -216,7 +217,7 @@ fn the_states_told_are_those_that_the_decision_left() {
 #[test]
 fn a_state_that_keys_share_in_a_full_store_is_not_told() {
     let (store, _clock) = built(|builder| builder.capacity(1));
-    let limit = policy("l", "gcra 1/h burst 1");
+    let limit = limit_in_words("l", "gcra 1/h burst 1");
     let tells = |key| {
         let check = Check { limit: &limit, key, cost: 1 };
         block_on(store.apply_with_snapshot(&Batch::one(&check))).expect("decides").1.is_some()

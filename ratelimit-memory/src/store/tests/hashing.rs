@@ -21,8 +21,8 @@ fn a_key_is_hashed_once_per_call() {
         ("gcra 1/h burst 3", 1),
         ("fixed-window 3/h", 1),
     ] {
-        let (store, _): (Memory<Policy>, _) = built(|builder| builder.capacity(capacity));
-        let limits = ["a", "b", "c"].map(|name| policy(name, words));
+        let (store, _): (Memory<AnyAlgorithm>, _) = built(|builder| builder.capacity(capacity));
+        let limits = ["a", "b", "c"].map(|name| limit_in_words(name, words));
         let limit = &limits[0];
         let keys = ["d", "e", "f", "g", "h", "i", "j", "k", "l", "m", "n"];
         for count in 1..6 {

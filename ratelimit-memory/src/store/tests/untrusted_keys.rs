@@ -97,9 +97,10 @@ fn cost(keys: &[String]) -> KeySetCost {
 }
 
 /// Creates a store in which all these keys have been charged.
-fn charged(words: &str, keys: &[String]) -> Memory<Policy> {
-    let (store, _): (Memory<Policy>, _) = built(|builder| builder.capacity(4 * KEYS).shards(64));
-    let limit = policy("l", words);
+fn charged(words: &str, keys: &[String]) -> Memory<AnyAlgorithm> {
+    let (store, _): (Memory<AnyAlgorithm>, _) =
+        built(|builder| builder.capacity(4 * KEYS).shards(64));
+    let limit = limit_in_words("l", words);
     assert!(keys.iter().all(|key| store.acquire_now(&limit, key, 1).expect("decides").allowed()));
     assert_eq!((store.len(), store.overflowed()), (keys.len(), 0));
     store

@@ -137,11 +137,11 @@ impl Row {
         for ((limit, key), book) in &seen.books {
             let Err(excess) = book.check() else { continue };
             let percent = (excess.admitted - excess.bound) * 100;
-            above = above.max(percent.div_ceil(excess.policy.capacity()));
+            above = above.max(percent.div_ceil(excess.algorithm.capacity()));
             let Some(more) = self.more else { continue };
             let mut book = book.clone();
             let last = mended + us(self.recovers + self.deadline);
-            book.allow([at(injected), at(last)], more * excess.policy.capacity());
+            book.allow([at(injected), at(last)], more * excess.algorithm.capacity());
             book.check().unwrap_or_else(|excess| panic!("{row}: {limit} {key}: {excess}"));
         }
         let most = self.more.map_or("any".to_owned(), |more| format!("{}%", more * 100));
@@ -184,16 +184,16 @@ struct Seen {
 /// The limits of the traffic.
 pub(super) struct Limits {
     /// Of each key.
-    pub(super) own: Limit<Policy>,
+    pub(super) own: Limit<AnyAlgorithm>,
     /// Of the hot key.
-    hot: Limit<Policy>,
+    hot: Limit<AnyAlgorithm>,
     /// Of the hot key, soon used up for good: what is lost of it is admitted once more.
-    slow: Limit<Policy>,
+    slow: Limit<AnyAlgorithm>,
     /// That the requests of all keys share.
-    all: Limit<Policy>,
-    pub(super) attempts: Limit<Policy>,
+    all: Limit<AnyAlgorithm>,
+    pub(super) attempts: Limit<AnyAlgorithm>,
     /// Denies nothing and never ends: it counts what was charged.
-    pub(super) ledger: Limit<Policy>,
+    pub(super) ledger: Limit<AnyAlgorithm>,
 }
 
 const LEDGER: u64 = 100_000;
@@ -349,16 +349,20 @@ impl Asks {
         self.seen().ledger.entry(key.to_owned()).or_default()[1] += 1;
     }
 
-    async fn acquire<S: Store<Policy, Error = RedisError>>(
+    async fn acquire<S: Store<AnyAlgorithm, Error = RedisError>>(
         &self,
         store: &S,
-        checks: &[(&Limit<Policy>, &str, u64)],
+        checks: &[(&Limit<AnyAlgorithm>, &str, u64)],
     ) {
         let _ = self.ask(store, checks, Op::Acquire, None, |cost| cost).await;
     }
 
     /// Reserves three and settles at one.
-    async fn reserve_and_settle<S: Store<Policy, Error = RedisError>>(&self, store: &S, key: &str) {
+    async fn reserve_and_settle<S: Store<AnyAlgorithm, Error = RedisError>>(
+        &self,
+        store: &S,
+        key: &str,
+    ) {
         let (own, id) = (&self.limits.own, Some(self.id()));
         let reserved = self.ask(store, &[(own, key, 3)], Op::Acquire, id, |_| 1).await;
         if reserved.is_ok_and(|verdict| verdict.allowed()) {
@@ -367,7 +371,7 @@ impl Asks {
     }
 
     /// Gives cost back: from then on as much more is admitted.
-    async fn give_back(&self, op: Op, limit: &Limit<Policy>, key: &str, cost: u64) {
+    async fn give_back(&self, op: Op, limit: &Limit<AnyAlgorithm>, key: &str, cost: u64) {
         let begin = now_us();
         let answer = self.ask(&self.store, &[(limit, key, 1)], op, None, |_| 0).await;
         let end = match answer {
@@ -380,10 +384,10 @@ impl Asks {
     }
 
     /// Sends a request and records what came of it. An admitted request counts at what `counts` makes of its cost.
-    async fn ask<S: Store<Policy, Error = RedisError>>(
+    async fn ask<S: Store<AnyAlgorithm, Error = RedisError>>(
         &self,
         store: &S,
-        checks: &[(&Limit<Policy>, &str, u64)],
+        checks: &[(&Limit<AnyAlgorithm>, &str, u64)],
         op: Op,
         id: Option<u128>,
         counts: impl Fn(u64) -> u64,
@@ -431,7 +435,7 @@ impl Asks {
 }
 
 impl Seen {
-    fn book(&mut self, limit: &Limit<Policy>, key: &str) -> &mut Admissions {
+    fn book(&mut self, limit: &Limit<AnyAlgorithm>, key: &str) -> &mut Admissions {
         let name = (limit.name().to_owned(), key.to_owned());
         self.books.entry(name).or_insert_with(|| Admissions::new(*limit.algorithm()))
     }

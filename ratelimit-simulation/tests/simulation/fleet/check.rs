@@ -10,7 +10,8 @@ use fastrand::Rng;
 use ratelimit_core::algorithm::Share;
 use ratelimit_core::store::{Batch, Check, Op};
 use ratelimit_core::{
-    Algorithm, OnOutage, Policy, RateLimiter, ReservationId, Source, Store, Timestamp, Verdict,
+    Algorithm, AnyAlgorithm, OnOutage, RateLimiter, ReservationId, Source, Store, Timestamp,
+    Verdict,
 };
 use ratelimit_redis::RedisStore;
 use ratelimit_simulation::{Faults, ModelConnection};
@@ -32,8 +33,8 @@ impl World {
         let mut random = Rng::with_seed(self.plan.seed);
         let store = self.store(ModelConnection::new(&self.network), &mut random);
         let limiter = RateLimiter::new(self.plan.limits(), store);
-        let recovery_us = |policy: &Policy| {
-            policy.step(None, Timestamp::ZERO, policy.capacity()).decision.reset_after_us
+        let recovery_us = |algorithm: &AnyAlgorithm| {
+            algorithm.step(None, Timestamp::ZERO, algorithm.capacity()).decision.reset_after_us
         };
         let limits = self.plan.limits();
         let longest_us = limits.iter().map(|limit| recovery_us(limit.algorithm())).max();
@@ -50,7 +51,7 @@ impl World {
     /// What was drawn in advance and not used is back by itself: of a window that lasts, all is left that was not admitted.
     async fn is_idle(&self) {
         let limits = self.plan.limits();
-        let lasts = |policy: &Policy| matches!(policy, Policy::FixedWindow(window) if window.window_us() > 60_000_000);
+        let lasts = |algorithm: &AnyAlgorithm| matches!(algorithm, AnyAlgorithm::FixedWindow(window) if window.window_us() > 60_000_000);
         if !self.plan.is_quiet {
             return;
         }
@@ -73,9 +74,10 @@ impl World {
             for (key, admitted) in admitted {
                 let check = Check { limit, key: &key, cost: 0 };
                 let peeked = redis.apply(&Batch::one(&check).op(Op::Peek)).await;
-                let (left, policy) = (peeked.map(|verdict| verdict.remaining()), limit.algorithm());
-                if left.as_ref().ok() != Some(&(policy.capacity() - admitted)) {
-                    self.breaks(format!("{left:?} left of {policy} after {admitted} of {key}"));
+                let (left, algorithm) =
+                    (peeked.map(|verdict| verdict.remaining()), limit.algorithm());
+                if left.as_ref().ok() != Some(&(algorithm.capacity() - admitted)) {
+                    self.breaks(format!("{left:?} left of {algorithm} after {admitted} of {key}"));
                 }
             }
         }
@@ -85,14 +87,14 @@ impl World {
     pub(super) fn check(&self) -> Result<Counts, String> {
         let records = self.records.lock().expect("no panic");
         let limits = self.plan.limits();
-        let policy = |name: &str| {
+        let algorithm = |name: &str| {
             let limit = limits.iter().find(|limit| limit.name() == name).expect("one of both");
             *limit.algorithm()
         };
         let nodes = NonZeroU64::new(self.plan.nodes as u64).expect("some");
         let (mut counts, mut all, mut local) =
             (Counts::default(), BTreeMap::new(), BTreeMap::new());
-        let widened = |name: &str| widened(&policy(name), self.plan.lifetime_us.unwrap_or(0));
+        let widened = |name: &str| widened(&algorithm(name), self.plan.lifetime_us.unwrap_or(0));
         let settled = self.settled.lock().expect("no panic");
         let mut given_back: BTreeMap<String, u64> = BTreeMap::new();
         for record in records.iter() {
@@ -109,7 +111,7 @@ impl World {
                 let kept = kept(record, *cost, &settled);
                 *given_back.entry(key.clone()).or_default() += cost - kept;
                 if source == Source::Fallback {
-                    let share = || policy(name).share(nodes).map(Admissions::new);
+                    let share = || algorithm(name).share(nodes).map(Admissions::new);
                     match self.plan.on_outage() {
                         OnOutage::Local if is_charged => local
                             .entry((record.node, *name, key))
@@ -135,14 +137,14 @@ impl World {
                     let until = end.saturating_add_us(self.plan.lifetime_us.unwrap_or(0));
                     // What was reserved before is given back by the reset, and later by its settlement once more.
                     let twice = given_back.get(*key).copied().unwrap_or_default();
-                    admissions.allow([*begin, until], policy(name).capacity());
+                    admissions.allow([*begin, until], algorithm(name).capacity());
                     admissions.allow([*begin, Timestamp::MAX], twice);
                 }
             }
             let server = self.network.server_of(&format!("{{{key}}}"));
             for (lost, between) in self.losses.lock().expect("no panic").iter() {
                 if *lost == server {
-                    admissions.allow(*between, policy(name).capacity());
+                    admissions.allow(*between, algorithm(name).capacity());
                 }
             }
         }

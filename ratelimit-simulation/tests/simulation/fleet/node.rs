@@ -14,8 +14,8 @@ use fastrand::Rng;
 use http::{HeaderName, Request, Response};
 use ratelimit_core::store::{Batch, Op};
 use ratelimit_core::{
-    Clock, DynError, DynStore, ErrorKind, Policy, RateLimiter, ReservationId, Store, StoreError,
-    Timestamp, Verdict,
+    AnyAlgorithm, Clock, DynError, DynStore, ErrorKind, RateLimiter, ReservationId, Store,
+    StoreError, Timestamp, Verdict,
 };
 use ratelimit_layers::{Allotments, DenialCache, Fallback, OnRecovery};
 use ratelimit_redis::RedisStore;
@@ -48,15 +48,15 @@ pub(super) struct Record {
 pub(super) struct Recorded {
     node: u64,
     /// The store of the node, with the layers that it has.
-    layers: Arc<dyn DynStore<Policy>>,
+    layers: Arc<dyn DynStore<AnyAlgorithm>>,
     clock: SimulatedClock,
     world: Arc<World>,
 }
 
-impl Store<Policy> for Recorded {
+impl Store<AnyAlgorithm> for Recorded {
     type Error = DynError;
 
-    async fn apply(&self, batch: &Batch<'_, Policy>) -> Result<Verdict, DynError> {
+    async fn apply(&self, batch: &Batch<'_, AnyAlgorithm>) -> Result<Verdict, DynError> {
         let world = &self.world;
         let server_us = || -> Vec<_> {
             batch.checks().iter().map(|check| world.server_us(check.key)).collect()
@@ -281,7 +281,7 @@ impl World {
         let allotments = Allotments::builder().clock(clock).capacity(64).divisor(divisor);
         let saving =
             allotments.lifetime(Duration::from_micros(lifetime_us)).build(cache.build(redis));
-        let layers: Arc<dyn DynStore<Policy>> = if self.plan.has_fallback {
+        let layers: Arc<dyn DynStore<AnyAlgorithm>> = if self.plan.has_fallback {
             let on_recovery =
                 if self.plan.charges_on_recovery { OnRecovery::Charge } else { OnRecovery::Forget };
             let nodes = NonZeroU64::new(self.plan.nodes as u64).expect("some");

@@ -4,7 +4,7 @@ use std::cmp::Reverse;
 use std::collections::HashSet;
 
 use ratelimit_core::store::{Now, Op, Reservation};
-use ratelimit_core::{Algorithm, Decision, Limit, Policy, ReservationId, Timestamp, Verdict};
+use ratelimit_core::{Algorithm, AnyAlgorithm, Decision, Limit, ReservationId, Timestamp, Verdict};
 
 use crate::capability::Capability;
 use crate::law::{LawResult, ensure};
@@ -21,8 +21,8 @@ use crate::trace::{Ask, Trace, TraceRequest};
 /// by at most the time that has passed. If the test takes longer than that, the comparison stops there.
 /// Requests that depend on single microseconds are left out. The trace's times only order its requests.
 pub(crate) async fn decides_by_a_clock_that_runs(
-    subject: &Subject<'_, Policy>,
-    trace: &Trace<Policy>,
+    subject: &Subject<'_, AnyAlgorithm>,
+    trace: &Trace<AnyAlgorithm>,
 ) -> LawResult {
     let time = Time::of(subject.store.clock());
     let run = RunningStore::begin(subject, &trace.limits, time).await?;
@@ -66,7 +66,7 @@ impl<'t> TraceReservations<'t> {
     /// - A lease that was taken away is not returned; another one of the same time in its place is.
     fn leaves_it_to_the_moment(
         &mut self,
-        trace: &Trace<Policy>,
+        trace: &Trace<AnyAlgorithm>,
         request: &'t TraceRequest,
     ) -> bool {
         let mut matters = false;
@@ -102,7 +102,7 @@ impl<'t> TraceReservations<'t> {
 }
 
 /// Peeks at everything that the trace asked about, in one batch if the store supports that.
-fn at_last(subject: &Subject<'_, Policy>, trace: &Trace<Policy>) -> Vec<TraceRequest> {
+fn at_last(subject: &Subject<'_, AnyAlgorithm>, trace: &Trace<AnyAlgorithm>) -> Vec<TraceRequest> {
     let look = |asks| TraceRequest { at: trace.latest(), op: Op::Peek, asks, id: None };
     let everybody = trace.everybody();
     match subject.able.lacks([Capability::Batches, Capability::SeveralKeys]) {
@@ -121,8 +121,8 @@ pub(crate) struct Passed {
 
 /// A store with a running clock that is asked about slow limits.
 pub(crate) struct RunningStore<'a> {
-    subject: &'a Subject<'a, Policy>,
-    limits: &'a [Limit<Policy>],
+    subject: &'a Subject<'a, AnyAlgorithm>,
+    limits: &'a [Limit<AnyAlgorithm>],
     time: Time,
     began_us: u64,
     /// A time at which all windows have progressed as far as they had for the store at the first request.
@@ -136,8 +136,8 @@ impl<'a> RunningStore<'a> {
     /// Asks each of the limits once. The `reset_after` of the first answer from a clock-aligned window tells
     /// how far the store's windows have progressed; the store's absolute time does not matter.
     pub(crate) async fn begin(
-        subject: &'a Subject<'a, Policy>,
-        limits: &'a [Limit<Policy>],
+        subject: &'a Subject<'a, AnyAlgorithm>,
+        limits: &'a [Limit<AnyAlgorithm>],
         time: Time,
     ) -> Result<Self, String> {
         // The longest window comes first: it is a multiple of the others, so it tells their progress, too.
@@ -188,19 +188,19 @@ impl<'a> RunningStore<'a> {
     /// Whether no limit has refilled and no window has begun or ended in this time.
     pub(crate) fn is_steady(&self, passed: &Passed) -> bool {
         self.limits.iter().all(|limit| {
-            let policy = limit.algorithm();
-            let (gone_us, left_us) = match window_us(policy) {
+            let algorithm = limit.algorithm();
+            let (gone_us, left_us) = match window_us(algorithm) {
                 Some(window_us) => {
                     let gone_us = self.at.as_us() % window_us;
                     (gone_us, window_us - gone_us)
                 }
-                None if AlgorithmKind::of(policy).is_bucket() => {
-                    let refill = refill(policy);
+                None if AlgorithmKind::of(algorithm).is_bucket() => {
+                    let refill = refill(algorithm);
                     (u64::MAX, refill.ticks_for(refill.token_units) * refill.tick_us)
                 }
-                None => (u64::MAX, full_us(policy)),
+                None => (u64::MAX, full_us(algorithm)),
             };
-            let reserved_us = policy.reservation_us().unwrap_or(Reservation::LIFE_US);
+            let reserved_us = algorithm.reservation_us().unwrap_or(Reservation::LIFE_US);
             passed.coarse_us <= gone_us && passed.most_us < left_us.min(reserved_us)
         })
     }
@@ -212,11 +212,11 @@ impl<'a> RunningStore<'a> {
 }
 
 /// The length of a clock-aligned window, or the part of it in which nothing leaves the window.
-fn window_us(policy: &Policy) -> Option<u64> {
-    match policy {
-        Policy::FixedWindow(window) => Some(window.window_us()),
-        Policy::SlidingCounter(counter) => Some(counter.window_us()),
-        Policy::BucketedWindow(window) => Some(window.bucket_us()),
+fn window_us(algorithm: &AnyAlgorithm) -> Option<u64> {
+    match algorithm {
+        AnyAlgorithm::FixedWindow(window) => Some(window.window_us()),
+        AnyAlgorithm::SlidingCounter(counter) => Some(counter.window_us()),
+        AnyAlgorithm::BucketedWindow(window) => Some(window.bucket_us()),
         _ => None,
     }
 }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use ratelimit_core::{ErrorKind, Gcra, Limits, Policy, RateLimiter, Store, StoreError};
+use ratelimit_core::{AnyAlgorithm, ErrorKind, Gcra, Limits, RateLimiter, Store, StoreError};
 use ratelimit_redis::{RedisError, RedisStore, Tag};
 use ratelimit_servers::RedisServer;
 
@@ -22,7 +22,7 @@ async fn open(url: &str) -> Result<RedisStore, Error> {
     Ok(store)
 }
 
-async fn status<S: Store<Policy>>(limiter: &RateLimiter<S>, caller: &str) -> u16 {
+async fn status<S: Store<AnyAlgorithm>>(limiter: &RateLimiter<S>, caller: &str) -> u16 {
     match limiter.check(caller).await {
         Ok(verdict) if verdict.allowed() => 200,
         Ok(_) => 429,
@@ -37,7 +37,7 @@ async fn of_tenants(url: &str) -> Result<RedisStore, RedisError> {
     Ok(store)
 }
 
-fn limits() -> Result<Limits<Policy>, Error> {
+fn limits() -> Result<Limits<AnyAlgorithm>, Error> {
     Ok(Limits::builder().limit("orders", Gcra::per_hour(2)).build()?)
 }
 

@@ -2,19 +2,21 @@
 
 use ratelimit_core::store::EntryStore;
 use ratelimit_core::{
-    FirstRequestWindow, Limits, Policy, RateLimiter, SlidingLog, Store, TokenBucket, Verdict,
+    AnyAlgorithm, FirstRequestWindow, Limits, RateLimiter, SlidingLog, Store, TokenBucket, Verdict,
     WindowLog,
 };
 use ratelimit_memory::MemoryStore;
 
 use crate::{Error, blocks, chapter};
 
-fn incr_expire() -> Result<Limits<Policy>, Error> {
+fn incr_expire() -> Result<Limits<AnyAlgorithm>, Error> {
     let limits = Limits::builder().limit("login", FirstRequestWindow::per_minute(10)).build()?;
     Ok(limits)
 }
 
-async fn list<S: EntryStore<Policy>>(store: S) -> Result<(Verdict, Limits<Policy>), Error> {
+async fn list<S: EntryStore<AnyAlgorithm>>(
+    store: S,
+) -> Result<(Verdict, Limits<AnyAlgorithm>), Error> {
     let limits = Limits::builder().limit("downloads", WindowLog::per_minute(10)).build()?;
     let limiter = RateLimiter::new(limits, store);
 
@@ -25,18 +27,18 @@ async fn list<S: EntryStore<Policy>>(store: S) -> Result<(Verdict, Limits<Policy
     Ok((verdict, limiter.limits().clone()))
 }
 
-fn sorted_set() -> Result<Limits<Policy>, Error> {
+fn sorted_set() -> Result<Limits<AnyAlgorithm>, Error> {
     let limits = Limits::builder().limit("api", SlidingLog::per_minute(10)).build()?;
     Ok(limits)
 }
 
-fn per_second_keys() -> Result<Limits<Policy>, Error> {
+fn per_second_keys() -> Result<Limits<AnyAlgorithm>, Error> {
     let windows = "bucketed-window bucket 1s rates 1000/1s, 5000/10s, 7000/15s";
-    let limits = Limits::<Policy>::builder().limit("api", windows).build()?;
+    let limits = Limits::<AnyAlgorithm>::builder().limit("api", windows).build()?;
     Ok(limits)
 }
 
-fn several_limits() -> Result<Limits<Policy>, Error> {
+fn several_limits() -> Result<Limits<AnyAlgorithm>, Error> {
     let limits = Limits::builder()
         .limit("daily", FirstRequestWindow::per_day(100))
         .limit("burst", FirstRequestWindow::per_second(2))
@@ -44,7 +46,9 @@ fn several_limits() -> Result<Limits<Policy>, Error> {
     Ok(limits)
 }
 
-async fn token_bucket<S: Store<Policy>>(store: S) -> Result<(Verdict, Limits<Policy>), Error> {
+async fn token_bucket<S: Store<AnyAlgorithm>>(
+    store: S,
+) -> Result<(Verdict, Limits<AnyAlgorithm>), Error> {
     let limits = Limits::builder().limit("api", TokenBucket::per_minute(15).burst(5)).build()?;
     let limiter = RateLimiter::new(limits, store);
 
@@ -53,7 +57,7 @@ async fn token_bucket<S: Store<Policy>>(store: S) -> Result<(Verdict, Limits<Pol
 }
 
 /// The limits of a chapter, as its document has them.
-pub(crate) fn of(path: &str) -> Limits<Policy> {
+pub(crate) fn of(path: &str) -> Limits<AnyAlgorithm> {
     let documents = blocks(&chapter(path), "toml");
     let policy = documents.iter().find(|document| document.contains("[[limit]]"));
     toml::from_str(policy.expect("a policy")).unwrap_or_else(|error| panic!("{path}: {error}"))

@@ -7,7 +7,7 @@
 
 use std::time::Duration;
 
-use ratelimit_core::{Limits, ManualClock, Policy, RateLimiter, Timestamp};
+use ratelimit_core::{AnyAlgorithm, Limits, ManualClock, RateLimiter, Timestamp};
 use ratelimit_memory::MemoryStore;
 use ratelimit_servers::{RedisServer, RespValue};
 
@@ -58,7 +58,7 @@ impl Key {
 
 /// The policy of a chapter at given times.
 struct Ours {
-    limiter: RateLimiter<MemoryStore<Policy, ManualClock>>,
+    limiter: RateLimiter<MemoryStore<AnyAlgorithm, ManualClock>>,
     clock: ManualClock,
 }
 
@@ -71,7 +71,7 @@ impl Ours {
         Self::new(Limits::builder().limit("l", words).build().expect("a policy"))
     }
 
-    fn new(limits: Limits<Policy>) -> Self {
+    fn new(limits: Limits<AnyAlgorithm>) -> Self {
         let clock = ManualClock::default();
         let store = MemoryStore::builder().clock(clock.clone()).build();
         Self { limiter: RateLimiter::new(limits, store), clock }

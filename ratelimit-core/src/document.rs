@@ -18,8 +18,8 @@ use serde::de::{
     Deserialize, DeserializeSeed, Deserializer, Error, IgnoredAny, MapAccess, SeqAccess, Visitor,
 };
 
-use super::Policy;
-use super::text::{accepted, unknown};
+use crate::any_algorithm::AnyAlgorithm;
+use crate::any_algorithm::text::{accepted, unknown};
 use crate::error::{ConfigError, did_you_mean};
 use crate::limit::{Limit, Limits, name_is_taken};
 use crate::rate::{Period, Rate, period_us};
@@ -37,7 +37,7 @@ struct Document {
 
 /// The `[[limit]]` tables, each already a limit.
 #[derive(Default)]
-struct Tables(Vec<Limit<Policy>>);
+struct Tables(Vec<Limit<AnyAlgorithm>>);
 
 /// The fields of a `[[limit]]`.
 const FIELDS: [&str; 12] = [
@@ -91,23 +91,23 @@ enum GivenValue {
     Other(String),
 }
 
-impl<'de> Deserialize<'de> for Limits<Policy> {
+impl<'de> Deserialize<'de> for Limits<AnyAlgorithm> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         Self::new(Document::deserialize(deserializer)?.limit.0).map_err(D::Error::custom)
     }
 }
 
-impl<'de> Deserialize<'de> for Limit<Policy> {
+impl<'de> Deserialize<'de> for Limit<AnyAlgorithm> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         After(None).deserialize(deserializer)
     }
 }
 
 /// Reads a limit that follows these, if it is one of a document.
-struct After<'l>(Option<&'l [Limit<Policy>]>);
+struct After<'l>(Option<&'l [Limit<AnyAlgorithm>]>);
 
 impl<'de> DeserializeSeed<'de> for After<'_> {
-    type Value = Limit<Policy>;
+    type Value = Limit<AnyAlgorithm>;
 
     fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Self::Value, D::Error> {
         deserializer.deserialize_map(self)
@@ -115,7 +115,7 @@ impl<'de> DeserializeSeed<'de> for After<'_> {
 }
 
 impl<'de> Visitor<'de> for After<'_> {
-    type Value = Limit<Policy>;
+    type Value = Limit<AnyAlgorithm>;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("a [[limit]] with a name, an algorithm and a rate")
@@ -329,30 +329,34 @@ impl LimitTable {
     }
 
     /// The limit of what is there so far.
-    fn build(&self) -> Result<Limit<Policy>, Fault> {
+    fn build(&self) -> Result<Limit<AnyAlgorithm>, Fault> {
         let name = self.text("name", "\"burst\"")?;
         let in_limit = |error: ConfigError| match name {
             Some(name) => error.in_limit(name),
             None => error.unnamed(),
         };
         // What is missing keeps nothing else from being checked.
-        let (policy, mut missing) = match self.policy() {
-            Ok(policy) => (policy, None),
+        let (algorithm, mut missing) = match self.algorithm() {
+            Ok(algorithm) => (algorithm, None),
             Err(Fault { error, may_follow: true }) => {
-                (Policy::of_numbers("gcra", "1/s")?, Some(in_limit(error)))
+                (AnyAlgorithm::of_numbers("gcra", "1/s")?, Some(in_limit(error)))
             }
             Err(fault) => return Err(in_limit(fault.error).into()),
         };
         if name.is_none() {
             missing = Some(ConfigError::new("a [[limit]] has no name; add name = \"…\""));
         }
-        let limit = self.limit(name.unwrap_or("unnamed"), policy).map_err(in_limit)?;
+        let limit = self.limit(name.unwrap_or("unnamed"), algorithm).map_err(in_limit)?;
         missing.map_or(Ok(limit), |error| Err(Fault { error, may_follow: true }))
     }
 
-    fn limit(&self, name: &str, policy: Policy) -> Result<Limit<Policy>, ConfigError> {
+    fn limit(
+        &self,
+        name: &str,
+        algorithm: AnyAlgorithm,
+    ) -> Result<Limit<AnyAlgorithm>, ConfigError> {
         let identifier_names = self.texts("key", "[\"ip\"]")?;
-        let mut limit = Limit::new(name, policy)?.by(identifier_names.unwrap_or_default())?;
+        let mut limit = Limit::new(name, algorithm)?.by(identifier_names.unwrap_or_default())?;
         match self.text("count", "\"admitted\"")? {
             None | Some("admitted") => {}
             Some("attempts") => limit = limit.count_attempts()?,
@@ -374,10 +378,10 @@ impl LimitTable {
         })
     }
 
-    fn policy(&self) -> Result<Policy, Fault> {
+    fn algorithm(&self) -> Result<AnyAlgorithm, Fault> {
         // Each field by itself first: nothing that follows makes it right.
         let algorithm = self.text("algorithm", "\"gcra\"")?;
-        if let Some(algorithm) = algorithm.filter(|name| !Policy::NAMES.contains(name)) {
+        if let Some(algorithm) = algorithm.filter(|name| !AnyAlgorithm::NAMES.contains(name)) {
             return Err(unknown(algorithm).into());
         }
         let rate = self.text("rate", "\"10/s\"")?.map(str::parse::<Rate>).transpose()?;
@@ -400,13 +404,14 @@ impl LimitTable {
                 )
             })?;
             let bucket = Period { us: bucket, times_one: true };
-            Ok(Policy::of_numbers(algorithm, &format!("bucket {bucket} rates {rates}"))?)
+            Ok(AnyAlgorithm::of_numbers(algorithm, &format!("bucket {bucket} rates {rates}"))?)
         } else {
             self.without(&["bucket", "rates"], algorithm, "leave it out, or use bucketed-window")?;
             let rate = rate.ok_or_else(|| {
                 Fault::missing("no rate; add one such as rate = \"10/s\" or rate = \"100/5m\"")
             })?;
-            let of = |burst: &str| Policy::of_numbers(algorithm, &format!("{rate}{burst}{debt}"));
+            let of =
+                |burst: &str| AnyAlgorithm::of_numbers(algorithm, &format!("{rate}{burst}{debt}"));
             // A burst that follows may fit where the count of the rate, which is its default, does not.
             of(&burst).map_err(|error| Fault {
                 error,

@@ -1,11 +1,11 @@
-//! The text form of a policy, in the words of a policy document: `gcra 10/s burst 20`.
+//! The text form of an algorithm, in the words of a policy document: `gcra 10/s burst 20`.
 
 use alloc::format;
 use alloc::string::String;
 use core::fmt;
 use core::str::FromStr;
 
-use super::Policy;
+use super::AnyAlgorithm;
 use crate::algorithms::BucketedWindow;
 use crate::builder::FromRate;
 use crate::error::{ConfigError, did_you_mean};
@@ -13,16 +13,16 @@ use crate::rate::Period;
 
 /// The name of the algorithm and its numbers.
 ///
-/// The text decides as the document does that the policy was read from, and may differ from it: a bucket keeps its rate
-/// in lowest terms, so `120/m` displays as `2/s`.
+/// The text decides as what the algorithm was read from does, and may differ from it: a bucket
+/// keeps its rate in lowest terms, so `120/m` displays as `2/s`.
 ///
 /// ```
-/// use ratelimit_core::{Gcra, Policy};
-/// let burst = Policy::from(Gcra::new("10/s".parse()?, 20)?);
+/// use ratelimit_core::{Gcra, AnyAlgorithm};
+/// let burst = AnyAlgorithm::from(Gcra::new("10/s".parse()?, 20)?);
 /// assert_eq!(burst.to_string(), "gcra 10/s burst 20");
 /// # Ok::<(), ratelimit_core::ConfigError>(())
 /// ```
-impl fmt::Display for Policy {
+impl fmt::Display for AnyAlgorithm {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.name())?;
         dispatched!(self, |algorithm| algorithm.write_numbers(f))
@@ -58,22 +58,22 @@ impl WriteNumbers for BucketedWindow {
 }
 
 /// The error for an algorithm of an unknown name.
-pub(super) fn unknown(name: &str) -> ConfigError {
-    let meant = did_you_mean(name, Policy::NAMES.iter().copied());
+pub(crate) fn unknown(name: &str) -> ConfigError {
+    let meant = did_you_mean(name, AnyAlgorithm::NAMES.iter().copied());
     ConfigError::new(format!("unknown algorithm {name:?}; accepted are {}{meant}", accepted()))
 }
 
 /// The names of all algorithms.
-pub(super) fn accepted() -> String {
-    Policy::NAMES.join(", ")
+pub(crate) fn accepted() -> String {
+    AnyAlgorithm::NAMES.join(", ")
 }
 
 /// Parses the text that [`Display`](fmt::Display) writes.
 ///
 /// ```
-/// use ratelimit_core::{Gcra, Policy};
+/// use ratelimit_core::{Gcra, AnyAlgorithm};
 ///
-/// let burst: Policy = "gcra 10/s burst 20".parse()?;
+/// let burst: AnyAlgorithm = "gcra 10/s burst 20".parse()?;
 /// assert_eq!(burst, Gcra::per_second(10).burst(20).build()?.into());
 ///
 /// for words in [
@@ -82,12 +82,12 @@ pub(super) fn accepted() -> String {
 ///     "bucketed-window bucket 1s rates 1000/1s, 5000/10s",
 ///     "concurrency 20/30s",
 /// ] {
-///     let policy: Policy = words.parse()?;
-///     assert_eq!(policy, policy.to_string().parse()?);
+///     let algorithm: AnyAlgorithm = words.parse()?;
+///     assert_eq!(algorithm, algorithm.to_string().parse()?);
 /// }
 /// # Ok::<(), ratelimit_core::ConfigError>(())
 /// ```
-impl FromStr for Policy {
+impl FromStr for AnyAlgorithm {
     type Err = ConfigError;
 
     fn from_str(text: &str) -> Result<Self, ConfigError> {
@@ -103,7 +103,7 @@ impl FromStr for Policy {
     }
 }
 
-impl TryFrom<&str> for Policy {
+impl TryFrom<&str> for AnyAlgorithm {
     type Error = ConfigError;
 
     fn try_from(text: &str) -> Result<Self, ConfigError> {
@@ -118,7 +118,7 @@ mod tests {
     use alloc::string::ToString;
 
     #[test]
-    fn the_text_of_a_policy_reads_back_as_the_same_policy() {
+    fn the_text_of_an_algorithm_reads_back_as_the_same() {
         for words in [
             "gcra 10/s burst 20",
             "gcra 1000003/30d burst 1000",
@@ -133,14 +133,14 @@ mod tests {
             "bucketed-window bucket 1s rates 1000/1s, 5000/10s",
             "concurrency 20/30s",
         ] {
-            let policy: Policy = words.parse().expect(words);
-            assert_eq!(policy.to_string(), words);
+            let algorithm: AnyAlgorithm = words.parse().expect(words);
+            assert_eq!(algorithm.to_string(), words);
         }
-        assert_eq!("gcra 10/s".parse(), "gcra 10/s burst 10".parse::<Policy>());
+        assert_eq!("gcra 10/s".parse(), "gcra 10/s burst 10".parse::<AnyAlgorithm>());
     }
 
     #[test]
-    fn text_that_is_no_policy_is_refused_with_what_is_accepted() {
+    fn text_that_is_no_algorithm_is_refused_with_what_is_accepted() {
         for (words, says) in [
             ("", "accepted are gcra, token-bucket"),
             ("10/s burst 20", "accepted are gcra, token-bucket"),
@@ -157,7 +157,7 @@ mod tests {
             ("fixed-window 2/m count attempts", "call count_attempts()"),
             ("bucketed-window 1/s", "bucket 1s rates"),
         ] {
-            let message = words.parse::<Policy>().expect_err(words).to_string();
+            let message = words.parse::<AnyAlgorithm>().expect_err(words).to_string();
             assert!(message.contains(says), "{words}: {message:?} lacks {says:?}");
         }
     }
@@ -177,9 +177,9 @@ mod tests {
             ("10000000/s", "10/us"),
         ] {
             let rate = |text: &str| text.parse::<Rate>().expect(text);
-            let policy = Policy::from(Gcra::new(rate(given), 1).expect("a limit"));
-            assert_eq!(policy.to_string(), ["gcra ", shown, " burst 1"].concat(), "{given}");
-            assert_eq!(Gcra::new(rate(shown), 1).map(Policy::from), Ok(policy), "{given}");
+            let algorithm = AnyAlgorithm::from(Gcra::new(rate(given), 1).expect("a limit"));
+            assert_eq!(algorithm.to_string(), ["gcra ", shown, " burst 1"].concat(), "{given}");
+            assert_eq!(Gcra::new(rate(shown), 1).map(AnyAlgorithm::from), Ok(algorithm), "{given}");
         }
     }
 }

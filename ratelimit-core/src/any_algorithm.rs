@@ -1,6 +1,6 @@
-//! [`Policy`]: the built-in algorithms as one type, so that one set of limits mixes them.
+//! [`AnyAlgorithm`]: the built-in algorithms as one type, so that one policy mixes them.
 //!
-//! [`Policy`] is exhaustive, so a new algorithm does not compile without its Lua twin.
+//! [`AnyAlgorithm`] is exhaustive, so a new algorithm does not compile without its Lua twin.
 
 use alloc::borrow::Cow;
 use core::num::NonZeroU64;
@@ -23,7 +23,7 @@ use crate::timestamp::Timestamp;
 
 /// Writes the enum of algorithms, the enum of their states, and the dispatch between them: the one list that a new
 /// built-in algorithm is added to. Algorithms that name the same state share it.
-macro_rules! policies {
+macro_rules! algorithms {
     (
         algorithms { $( $(#[$doc:meta])* $variant:ident in $kept:ident = $name:literal, )+ }
         states { $( $(#[$state_doc:meta])* $own:ident($state:ty), )+ }
@@ -31,15 +31,15 @@ macro_rules! policies {
         /// Any of the built-in algorithms.
         ///
         /// ```
-        /// use ratelimit_core::{FixedWindow, Gcra, Limits, Policy};
-        /// let limits: Limits<Policy> = Limits::builder()
+        /// use ratelimit_core::{FixedWindow, Gcra, Limits, AnyAlgorithm};
+        /// let limits: Limits<AnyAlgorithm> = Limits::builder()
         ///     .limit("burst", Gcra::per_second(10).burst(20))
         ///     .limit("daily", FixedWindow::per_day(5_000))
         ///     .build()?;
         /// # Ok::<(), ratelimit_core::ConfigError>(())
         /// ```
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-        pub enum Policy {
+        pub enum AnyAlgorithm {
             $(
                 $(#[$doc])* $variant($variant),
             )+
@@ -47,11 +47,11 @@ macro_rules! policies {
 
         /// The state of any of the built-in algorithms.
         #[derive(Clone, Debug, PartialEq, Eq)]
-        pub enum PolicyState {
+        pub enum AnyState {
             $( $(#[$state_doc])* $own($state), )+
         }
 
-        impl Policy {
+        impl AnyAlgorithm {
             /// The algorithms' names in a policy document.
             pub const NAMES: &'static [&'static str] = &[$($name),+];
 
@@ -62,7 +62,7 @@ macro_rules! policies {
             }
 
             /// The algorithm of this name, of numbers as its `FromStr` reads them.
-            fn of_numbers(name: &str, numbers: &str) -> Result<Self, ConfigError> {
+            pub(crate) fn of_numbers(name: &str, numbers: &str) -> Result<Self, ConfigError> {
                 match name {
                     $( $name => numbers.parse().map(Self::$variant), )+
                     _ => Err(text::unknown(name)),
@@ -71,7 +71,7 @@ macro_rules! policies {
         }
 
         $(
-            impl From<$variant> for Policy {
+            impl From<$variant> for AnyAlgorithm {
                 fn from(algorithm: $variant) -> Self {
                     Self::$variant(algorithm)
                 }
@@ -79,19 +79,19 @@ macro_rules! policies {
         )+
 
         $(
-            impl From<$state> for PolicyState {
+            impl From<$state> for AnyState {
                 fn from(state: $state) -> Self {
                     Self::$own(state)
                 }
             }
 
-            impl<'s> TryFrom<&'s PolicyState> for &'s $state {
+            impl<'s> TryFrom<&'s AnyState> for &'s $state {
                 type Error = ();
 
                 /// The state, if it is of this algorithm.
-                fn try_from(state: &'s PolicyState) -> Result<Self, ()> {
+                fn try_from(state: &'s AnyState) -> Result<Self, ()> {
                     match state {
-                        PolicyState::$own(state) => Ok(state),
+                        AnyState::$own(state) => Ok(state),
                         #[allow(unreachable_patterns, reason = "unreachable if the list had one algorithm")]
                         _ => Err(()),
                     }
@@ -101,18 +101,18 @@ macro_rules! policies {
 
         /// Calls a method of the algorithm in the variant.
         macro_rules! dispatched {
-            ($policy:expr, |$a:ident| $call:expr) => {
-                match $policy { $( Policy::$variant($a) => $call, )+ }
+            ($algorithm:expr, |$a:ident| $call:expr) => {
+                match $algorithm { $( AnyAlgorithm::$variant($a) => $call, )+ }
             };
         }
 
         #[deny(clippy::missing_trait_methods)]
-        impl InMemory for Policy {
+        impl InMemory for AnyAlgorithm {
             /// A state of another algorithm, which a store finds only where two hashes agree, counts as none.
-            fn step_in_place(&self, state: &mut PolicyState, now: Timestamp, cost: u64) -> Step<()> {
+            fn step_in_place(&self, state: &mut AnyState, now: Timestamp, cost: u64) -> Step<()> {
                 match (self, &mut *state) {
                     $(
-                        (Self::$variant(algorithm), PolicyState::$kept(own)) => {
+                        (Self::$variant(algorithm), AnyState::$kept(own)) => {
                             algorithm.step_in_place(own, now, cost)
                         }
                     )+
@@ -121,8 +121,8 @@ macro_rules! policies {
                 }
             }
 
-            fn entries_in(state: &PolicyState) -> usize {
-                match state { $( PolicyState::$own(state) => $own::entries_in(state), )+ }
+            fn entries_in(state: &AnyState) -> usize {
+                match state { $( AnyState::$own(state) => $own::entries_in(state), )+ }
             }
 
             fn entries_per_step(&self) -> usize {
@@ -134,13 +134,13 @@ macro_rules! policies {
                 dispatched!(self, |algorithm| algorithm.is_compact())
             }
 
-            fn to_compact(state: &PolicyState) -> Option<Compact> {
-                match state { $( PolicyState::$own(state) => $own::to_compact(state), )+ }
+            fn to_compact(state: &AnyState) -> Option<Compact> {
+                match state { $( AnyState::$own(state) => $own::to_compact(state), )+ }
             }
 
             /// The numbers do not name a state, so only one kind of state may be compact.
-            fn from_compact(compact: Compact) -> Option<PolicyState> {
-                None$( .or_else(|| $own::from_compact(compact).map(PolicyState::$own)) )+
+            fn from_compact(compact: Compact) -> Option<AnyState> {
+                None$( .or_else(|| $own::from_compact(compact).map(AnyState::$own)) )+
             }
 
             #[inline]
@@ -161,7 +161,7 @@ macro_rules! policies {
         }
     };
 }
-policies! {
+algorithms! {
     algorithms {
         /// The generic cell rate algorithm.
         Gcra in Gcra = "gcra",
@@ -202,18 +202,16 @@ policies! {
     }
 }
 
-#[cfg(feature = "serde")]
-mod document;
-mod text;
+pub(crate) mod text;
 
-impl Policy {
+impl AnyAlgorithm {
     /// What the limit admits in the long run, in lowest terms for a bucket; `None` for a limit on concurrency.
     ///
     /// ```
-    /// use ratelimit_core::Policy;
+    /// use ratelimit_core::AnyAlgorithm;
     ///
-    /// let policy: Policy = "gcra 10/s burst 20".parse()?;
-    /// assert_eq!(policy.rate(), Some("10/s".parse()?));
+    /// let algorithm: AnyAlgorithm = "gcra 10/s burst 20".parse()?;
+    /// assert_eq!(algorithm.rate(), Some("10/s".parse()?));
     /// # Ok::<(), ratelimit_core::ConfigError>(())
     /// ```
     #[must_use]
@@ -222,7 +220,7 @@ impl Policy {
     }
 }
 
-impl Quota for Policy {
+impl Quota for AnyAlgorithm {
     fn rate(&self) -> Option<Rate> {
         dispatched!(self, |algorithm| Quota::rate(algorithm))
     }
@@ -232,13 +230,13 @@ impl Quota for Policy {
     }
 }
 
-impl Share for Policy {
+impl Share for AnyAlgorithm {
     fn share(&self, nodes: NonZeroU64) -> Result<Self, ConfigError> {
         dispatched!(self, |algorithm| Ok(algorithm.share(nodes)?.into()))
     }
 }
 
-impl<A: FromRate> TryFrom<AlgorithmBuilder<A>> for Policy
+impl<A: FromRate> TryFrom<AlgorithmBuilder<A>> for AnyAlgorithm
 where
     Self: From<A>,
 {
@@ -250,16 +248,16 @@ where
 }
 
 /// The state, if it belongs to the algorithm that asks.
-fn own<'s, S: 's>(state: Option<&'s PolicyState>) -> Option<&'s S>
+fn own<'s, S: 's>(state: Option<&'s AnyState>) -> Option<&'s S>
 where
-    &'s S: TryFrom<&'s PolicyState>,
+    &'s S: TryFrom<&'s AnyState>,
 {
     state.and_then(|state| state.try_into().ok())
 }
 
 #[deny(clippy::missing_trait_methods)]
-impl Algorithm for Policy {
-    type State = PolicyState;
+impl Algorithm for AnyAlgorithm {
+    type State = AnyState;
 
     fn capacity(&self) -> u64 {
         dispatched!(self, |algorithm| algorithm.capacity())
@@ -269,27 +267,27 @@ impl Algorithm for Policy {
         dispatched!(self, |algorithm| algorithm.state_kind())
     }
 
-    fn refund(&self, state: Option<&PolicyState>, now: Timestamp, cost: u64) -> MaybeStep<Self> {
+    fn refund(&self, state: Option<&AnyState>, now: Timestamp, cost: u64) -> MaybeStep<Self> {
         dispatched!(self, |algorithm| Some(
             algorithm.refund(own(state), now, cost)?.map(Into::into)
         ))
     }
 
-    fn force(&self, state: Option<&PolicyState>, now: Timestamp, cost: u64) -> MaybeStep<Self> {
+    fn force(&self, state: Option<&AnyState>, now: Timestamp, cost: u64) -> MaybeStep<Self> {
         dispatched!(self, |algorithm| Some(algorithm.force(own(state), now, cost)?.map(Into::into)))
     }
 
-    fn fill(&self, state: Option<&PolicyState>, now: Timestamp, cost: u64) -> MaybeStep<Self> {
+    fn fill(&self, state: Option<&AnyState>, now: Timestamp, cost: u64) -> MaybeStep<Self> {
         dispatched!(self, |algorithm| Some(algorithm.fill(own(state), now, cost)?.map(Into::into)))
     }
 
-    fn charged_at(&self, state: Option<&PolicyState>, now: Timestamp) -> Timestamp {
+    fn charged_at(&self, state: Option<&AnyState>, now: Timestamp) -> Timestamp {
         dispatched!(self, |algorithm| algorithm.charged_at(own(state), now))
     }
 
     fn record(
         &self,
-        state: Option<&PolicyState>,
+        state: Option<&AnyState>,
         now: Timestamp,
         cost: u64,
         before: Option<&Reservation>,
@@ -299,19 +297,19 @@ impl Algorithm for Policy {
 
     fn renew(
         &self,
-        state: Option<&PolicyState>,
+        state: Option<&AnyState>,
         now: Timestamp,
         reservation: &Reservation,
-    ) -> Step<PolicyState> {
+    ) -> Step<AnyState> {
         dispatched!(self, |algorithm| algorithm.renew(own(state), now, reservation).map(Into::into))
     }
 
     fn undo(
         &self,
-        state: Option<&PolicyState>,
+        state: Option<&AnyState>,
         now: Timestamp,
         reservation: &Reservation,
-        charged: &PolicyState,
+        charged: &AnyState,
     ) -> MaybeStep<Self> {
         dispatched!(self, |algorithm| {
             Some(algorithm.undo(own(state), now, reservation, own(Some(charged))?)?.map(Into::into))
@@ -322,15 +320,15 @@ impl Algorithm for Policy {
         dispatched!(self, |algorithm| algorithm.debt())
     }
 
-    fn owed(&self, state: Option<&PolicyState>, now: Timestamp) -> u64 {
+    fn owed(&self, state: Option<&AnyState>, now: Timestamp) -> u64 {
         dispatched!(self, |algorithm| algorithm.owed(own(state), now))
     }
 
-    fn forgiven(&self, state: Option<&PolicyState>, now: Timestamp, cost: u64) -> u64 {
+    fn forgiven(&self, state: Option<&AnyState>, now: Timestamp, cost: u64) -> u64 {
         dispatched!(self, |algorithm| algorithm.forgiven(own(state), now, cost))
     }
 
-    fn filled(&self, now: Timestamp) -> Step<PolicyState> {
+    fn filled(&self, now: Timestamp) -> Step<AnyState> {
         dispatched!(self, |algorithm| algorithm.filled(now).map(Into::into))
     }
 
@@ -346,7 +344,7 @@ impl Algorithm for Policy {
         dispatched!(self, |algorithm| algorithm.metadata_bytes())
     }
 
-    fn step(&self, state: Option<&PolicyState>, now: Timestamp, cost: u64) -> Step<PolicyState> {
+    fn step(&self, state: Option<&AnyState>, now: Timestamp, cost: u64) -> Step<AnyState> {
         dispatched!(self, |algorithm| algorithm.step(own(state), now, cost).map(Into::into))
     }
 
@@ -356,7 +354,7 @@ impl Algorithm for Policy {
 
     fn settle(
         &self,
-        state: Option<&PolicyState>,
+        state: Option<&AnyState>,
         now: Timestamp,
         made: &Reservation,
         cost: u64,
@@ -366,8 +364,8 @@ impl Algorithm for Policy {
         })
     }
 
-    fn annotate(&self, state: &mut PolicyState, metadata: &[u8]) {
-        if let (Self::WindowLog(log), PolicyState::WindowLog(state)) = (self, state) {
+    fn annotate(&self, state: &mut AnyState, metadata: &[u8]) {
+        if let (Self::WindowLog(log), AnyState::WindowLog(state)) = (self, state) {
             log.annotate(state, metadata);
         }
     }
@@ -375,10 +373,10 @@ impl Algorithm for Policy {
 
 /// Only a [`WindowLog`] keeps entries.
 #[deny(clippy::missing_trait_methods)]
-impl KeepsEntries for Policy {
-    fn entries_of<'s>(&self, state: &'s PolicyState, now: Timestamp) -> &'s [WindowEntry] {
+impl KeepsEntries for AnyAlgorithm {
+    fn entries_of<'s>(&self, state: &'s AnyState, now: Timestamp) -> &'s [WindowEntry] {
         match (self, state) {
-            (Self::WindowLog(log), PolicyState::WindowLog(state)) => log.entries_of(state, now),
+            (Self::WindowLog(log), AnyState::WindowLog(state)) => log.entries_of(state, now),
             _ => &[],
         }
     }
@@ -401,11 +399,11 @@ mod tests {
             "sliding-log 5/s",
             "concurrency 20/30s",
         ] {
-            let policy: Policy = words.parse().expect(words);
-            let Step { decision, write } = policy.filled(Timestamp::ZERO);
-            assert_eq!((decision.cost, decision.remaining), (policy.capacity(), 0), "{words}");
-            let owed = policy.owed(write.after(None), Timestamp::ZERO);
-            assert_eq!(owed, policy.debt(), "{words}");
+            let algorithm: AnyAlgorithm = words.parse().expect(words);
+            let Step { decision, write } = algorithm.filled(Timestamp::ZERO);
+            assert_eq!((decision.cost, decision.remaining), (algorithm.capacity(), 0), "{words}");
+            let owed = algorithm.owed(write.after(None), Timestamp::ZERO);
+            assert_eq!(owed, algorithm.debt(), "{words}");
         }
     }
 
@@ -413,15 +411,15 @@ mod tests {
     fn only_one_kind_of_state_is_compact() {
         let compact = Compact { at: Timestamp::ZERO, span_us: 7, extra: 1 };
         assert_eq!(compact_algorithms(compact), 1);
-        let state = Policy::from_compact(compact).expect("of one");
+        let state = AnyAlgorithm::from_compact(compact).expect("of one");
         assert_eq!(state, GcraState { tat_us: 7, surplus: 1, timestamp: Timestamp::ZERO }.into());
-        assert_eq!(Policy::to_compact(&state), Some(compact));
+        assert_eq!(AnyAlgorithm::to_compact(&state), Some(compact));
         // No limit writes a state that ends before it was written, but a store may be given one.
         let timestamp = Timestamp::saturating_from_us(8);
         assert_eq!(Gcra::to_compact(&GcraState { tat_us: 7, surplus: 0, timestamp }), None);
         let window = FixedWindow::new("1/s".parse().expect("a rate")).expect("a limit");
-        let other = window.step(None, Timestamp::ZERO, 1).map(PolicyState::FixedWindow).write;
-        assert_eq!(Policy::to_compact(other.after(None).expect("charged")), None);
-        assert!(!Policy::from(window).is_compact());
+        let other = window.step(None, Timestamp::ZERO, 1).map(AnyState::FixedWindow).write;
+        assert_eq!(AnyAlgorithm::to_compact(other.after(None).expect("charged")), None);
+        assert!(!AnyAlgorithm::from(window).is_compact());
     }
 }

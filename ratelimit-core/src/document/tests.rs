@@ -8,13 +8,13 @@ use alloc::string::ToString;
 use proptest::prelude::*;
 use proptest::sample::{Index, select};
 
-fn read(text: &str) -> Result<Limits<Policy>, String> {
+fn read(text: &str) -> Result<Limits<AnyAlgorithm>, String> {
     toml::from_str(text).map_err(|error: toml::de::Error| error.to_string())
 }
 
 #[test]
 fn every_algorithm_is_read_by_its_name_and_counts_attempts_if_it_can() {
-    for name in Policy::NAMES {
+    for name in AnyAlgorithm::NAMES {
         let numbers = match *name {
             "bucketed-window" => "bucket = '1s'\nrates = ['7/5m', '9/10m']",
             _ => "rate = '7/5m'",
@@ -61,11 +61,11 @@ jobs/concurrency/30s: concurrency 20/30s";
 fn the_documents_of_a_release_mean_what_they_meant() {
     let text = include_str!("released-0.1.toml");
     let limits = read(text).expect("a policy");
-    let json = serde_json::from_str::<Limits<Policy>>(include_str!("released-0.1.json"));
+    let json = serde_json::from_str::<Limits<AnyAlgorithm>>(include_str!("released-0.1.json"));
     assert_eq!(json.expect("a policy"), limits);
     let told = limits.iter().map(|limit| {
         let policy = limit.algorithm().to_string();
-        assert_eq!(policy.parse::<Policy>().as_ref(), Ok(limit.algorithm()));
+        assert_eq!(policy.parse::<AnyAlgorithm>().as_ref(), Ok(limit.algorithm()));
         let names: Vec<_> = limit.identifier_names().collect();
         let by = if names.is_empty() { String::new() } else { format!(", by {}", names.join(" ")) };
         let required = if limit.is_required() { ", required" } else { "" };
@@ -78,7 +78,7 @@ fn the_documents_of_a_release_mean_what_they_meant() {
     for field in FIELDS {
         assert!(text.contains(&format!("\n{field} = ")), "{field}");
     }
-    for name in Policy::NAMES {
+    for name in AnyAlgorithm::NAMES {
         assert!(text.contains(&format!("\"{name}\"")), "{name}");
     }
 }
@@ -230,7 +230,7 @@ fn limit_fields() -> impl Strategy<Value = (&'static str, Vec<(&'static str, &'s
             (name, given.chain([("name", "'a'"), algorithm]).collect::<Vec<_>>())
         })
     };
-    let name = select(Policy::NAMES).prop_flat_map(of_algorithm);
+    let name = select(AnyAlgorithm::NAMES).prop_flat_map(of_algorithm);
     name.prop_flat_map(|(name, fields)| (Just(name), Just(fields).prop_shuffle()))
 }
 
@@ -254,8 +254,8 @@ proptest! {
             _ => plain("rate") + &with("burst") + &with("debt"),
         };
         // Text has one order.
-        let due = format!("{algorithm} {numbers}").parse::<Policy>();
-        let due = due.and_then(|policy| Limit::new("a", policy));
+        let due = format!("{algorithm} {numbers}").parse::<AnyAlgorithm>();
+        let due = due.and_then(|algorithm| Limit::new("a", algorithm));
         let attempts = plain("count") == "attempts";
         let due = due.and_then(|limit| if attempts { limit.count_attempts() } else { Ok(limit) });
         let text = written(&fields);
