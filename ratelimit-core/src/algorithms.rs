@@ -23,7 +23,7 @@ pub use concurrency::{Concurrency, ConcurrencyState};
 pub use fixed_window::{
     CountedWindow, FirstRequestState, FirstRequestWindow, FixedWindow, FixedWindowState,
 };
-pub use gcra::{Gcra, GcraState, LeakyBucket, TokenBucket};
+pub use gcra::{Gcra, GcraState, TokenBucket};
 pub use sliding_counter::{SlidingCounter, SlidingCounterState};
 pub use sliding_log::{SlidingLog, SlidingLogState};
 pub use window_log::{KeepsEntries, WindowEntry, WindowLog, WindowLogState};

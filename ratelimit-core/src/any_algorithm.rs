@@ -9,7 +9,7 @@ use crate::algorithms::{
     Algorithm, BucketedWindow, BucketedWindowState, Concurrency, ConcurrencyState,
     FirstRequestState, FirstRequestWindow, FixedWindow, FixedWindowState, Gcra, GcraState,
     KeepsEntries, MaybeStep, Recovery, SlidingCounter, SlidingCounterState, SlidingLog,
-    SlidingLogState, Step, TokenBucket, WindowEntry, WindowLog, WindowLogState,
+    SlidingLogState, Step, WindowEntry, WindowLog, WindowLogState,
 };
 use crate::builder::{AlgorithmBuilder, FromRate};
 use crate::decision::Decision;
@@ -21,13 +21,13 @@ use crate::reservation::Reservation;
 use crate::share::Share;
 use crate::timestamp::Timestamp;
 
+/// The other name of [`Gcra`].
+const TOKEN_BUCKET: &str = "token-bucket";
+
 /// Writes the enum of algorithms, the enum of their states, and the dispatch between them: the one list that a new
-/// built-in algorithm is added to. Algorithms that name the same state share it.
+/// built-in algorithm is added to.
 macro_rules! algorithms {
-    (
-        algorithms { $( $(#[$doc:meta])* $variant:ident in $kept:ident = $name:literal, )+ }
-        states { $( $(#[$state_doc:meta])* $own:ident($state:ty), )+ }
-    ) => {
+    ($( $(#[$doc:meta])* $variant:ident($state:ty) = $name:literal $(or $alias:ident)?, )+) => {
         /// Any of the built-in algorithms.
         ///
         /// ```
@@ -48,22 +48,29 @@ macro_rules! algorithms {
         /// The state of any of the built-in algorithms.
         #[derive(Clone, Debug, PartialEq, Eq)]
         pub enum AnyState {
-            $( $(#[$state_doc])* $own($state), )+
+            $(
+                #[doc = concat!("Of [`", stringify!($variant), "`].")]
+                $variant($state),
+            )+
         }
 
         impl AnyAlgorithm {
             /// The algorithms' names in a policy document.
-            pub const NAMES: &'static [&'static str] = &[$($name),+];
+            pub const NAMES: &'static [&'static str] = &[$($name $(, $alias)?),+];
 
             /// This algorithm's name in a policy document.
             #[must_use]
             pub const fn name(&self) -> &'static str {
-                match self { $( Self::$variant(_) => $name, )+ }
+                match self {
+                    Self::Gcra(gcra) if gcra.is_token_bucket() => TOKEN_BUCKET,
+                    $( Self::$variant(_) => $name, )+
+                }
             }
 
             /// The algorithm of this name, of numbers as its `FromStr` reads them.
             pub(crate) fn of_numbers(name: &str, numbers: &str) -> Result<Self, ConfigError> {
                 match name {
+                    TOKEN_BUCKET => Ok(Self::Gcra(numbers.parse::<Gcra>()?.as_token_bucket())),
                     $( $name => numbers.parse().map(Self::$variant), )+
                     _ => Err(text::unknown(name)),
                 }
@@ -76,12 +83,10 @@ macro_rules! algorithms {
                     Self::$variant(algorithm)
                 }
             }
-        )+
 
-        $(
             impl From<$state> for AnyState {
                 fn from(state: $state) -> Self {
-                    Self::$own(state)
+                    Self::$variant(state)
                 }
             }
 
@@ -91,7 +96,7 @@ macro_rules! algorithms {
                 /// The state, if it is of this algorithm.
                 fn try_from(state: &'s AnyState) -> Result<Self, ()> {
                     match state {
-                        AnyState::$own(state) => Ok(state),
+                        AnyState::$variant(state) => Ok(state),
                         #[allow(unreachable_patterns, reason = "unreachable if the list had one algorithm")]
                         _ => Err(()),
                     }
@@ -112,7 +117,7 @@ macro_rules! algorithms {
             fn step_in_place(&self, state: &mut AnyState, now: Timestamp, cost: u64) -> Step<()> {
                 match (self, &mut *state) {
                     $(
-                        (Self::$variant(algorithm), AnyState::$kept(own)) => {
+                        (Self::$variant(algorithm), AnyState::$variant(own)) => {
                             algorithm.step_in_place(own, now, cost)
                         }
                     )+
@@ -122,7 +127,7 @@ macro_rules! algorithms {
             }
 
             fn entries_in(state: &AnyState) -> usize {
-                match state { $( AnyState::$own(state) => $own::entries_in(state), )+ }
+                match state { $( AnyState::$variant(state) => $variant::entries_in(state), )+ }
             }
 
             fn entries_per_step(&self) -> usize {
@@ -135,12 +140,12 @@ macro_rules! algorithms {
             }
 
             fn to_compact(state: &AnyState) -> Option<Compact> {
-                match state { $( AnyState::$own(state) => $own::to_compact(state), )+ }
+                match state { $( AnyState::$variant(state) => $variant::to_compact(state), )+ }
             }
 
             /// The numbers do not name a state, so only one kind of state may be compact.
             fn from_compact(compact: Compact) -> Option<AnyState> {
-                None$( .or_else(|| $own::from_compact(compact).map(AnyState::$own)) )+
+                None$( .or_else(|| $variant::from_compact(compact).map(AnyState::$variant)) )+
             }
 
             #[inline]
@@ -157,49 +162,27 @@ macro_rules! algorithms {
         /// The number of states that are compact.
         #[cfg(test)]
         fn compact_algorithms(compact: Compact) -> usize {
-            [$( $own::from_compact(compact).is_some() ),+].into_iter().filter(|has| *has).count()
+            [$( $variant::from_compact(compact).is_some() ),+].into_iter().filter(|has| *has).count()
         }
     };
 }
 algorithms! {
-    algorithms {
-        /// The generic cell rate algorithm.
-        Gcra in Gcra = "gcra",
-        /// The token bucket, which decides as GCRA and keeps its state.
-        TokenBucket in Gcra = "token-bucket",
-        /// The fixed window aligned to the clock.
-        FixedWindow in FixedWindow = "fixed-window",
-        /// The window that begins with the first request.
-        FirstRequestWindow in FirstRequestWindow = "first-request-window",
-        /// The window that begins with the first request, with an entry per request.
-        WindowLog in WindowLog = "window-log",
-        /// Several windows over shared buckets.
-        BucketedWindow in BucketedWindow = "bucketed-window",
-        /// Two windows, the previous one weighted.
-        SlidingCounter in SlidingCounter = "sliding-counter",
-        /// The exact log of admitted requests.
-        SlidingLog in SlidingLog = "sliding-log",
-        /// A number of leases at the same time.
-        Concurrency in Concurrency = "concurrency",
-    }
-    states {
-        /// Of [`Gcra`] and [`TokenBucket`].
-        Gcra(GcraState),
-        /// Of [`FixedWindow`].
-        FixedWindow(FixedWindowState),
-        /// Of [`FirstRequestWindow`].
-        FirstRequestWindow(FirstRequestState),
-        /// Of [`WindowLog`].
-        WindowLog(WindowLogState),
-        /// Of [`BucketedWindow`].
-        BucketedWindow(BucketedWindowState),
-        /// Of [`SlidingCounter`].
-        SlidingCounter(SlidingCounterState),
-        /// Of [`SlidingLog`].
-        SlidingLog(SlidingLogState),
-        /// Of [`Concurrency`].
-        Concurrency(ConcurrencyState),
-    }
+    /// The generic cell rate algorithm, or token bucket.
+    Gcra(GcraState) = "gcra" or TOKEN_BUCKET,
+    /// The fixed window aligned to the clock.
+    FixedWindow(FixedWindowState) = "fixed-window",
+    /// The window that begins with the first request.
+    FirstRequestWindow(FirstRequestState) = "first-request-window",
+    /// The window that begins with the first request, with an entry per request.
+    WindowLog(WindowLogState) = "window-log",
+    /// Several windows over shared buckets.
+    BucketedWindow(BucketedWindowState) = "bucketed-window",
+    /// Two windows, the previous one weighted.
+    SlidingCounter(SlidingCounterState) = "sliding-counter",
+    /// The exact log of admitted requests.
+    SlidingLog(SlidingLogState) = "sliding-log",
+    /// A number of leases at the same time.
+    Concurrency(ConcurrencyState) = "concurrency",
 }
 
 pub(crate) mod text;

@@ -8,8 +8,8 @@ use core::str::FromStr;
 use core::time::Duration;
 
 use crate::algorithms::{
-    Algorithm, BucketedWindow, Concurrency, FirstRequestWindow, FixedWindow, Gcra, LeakyBucket,
-    SlidingCounter, SlidingLog, TokenBucket, WindowLog,
+    Algorithm, BucketedWindow, Concurrency, FirstRequestWindow, FixedWindow, Gcra, SlidingCounter,
+    SlidingLog, WindowLog,
 };
 use crate::error::ConfigError;
 use crate::rate::{Rate, period_us, whole_number};
@@ -59,7 +59,7 @@ impl<A: FromRate> AlgorithmBuilder<A> {
     }
 }
 
-impl<const TOKENS: bool> AlgorithmBuilder<LeakyBucket<TOKENS>> {
+impl AlgorithmBuilder<Gcra> {
     /// The most that is admitted at one moment, at least 1; the number of the rate by default.
     pub const fn burst(mut self, burst: u64) -> Self {
         self.burst = Some(burst);
@@ -78,7 +78,7 @@ impl<A: Owing> AlgorithmBuilder<A> {
 
 /// An algorithm with which a [debt](AlgorithmBuilder::debt) has a meaning.
 pub trait Owing {}
-impl<const TOKENS: bool> Owing for LeakyBucket<TOKENS> {}
+impl Owing for Gcra {}
 impl Owing for FixedWindow {}
 
 /// A built-in algorithm that one rate describes, with a burst and a debt where it has them.
@@ -103,7 +103,7 @@ pub trait FromRate: Algorithm + Sized {
     fn span_us(&self) -> u64;
 }
 
-impl<const TOKENS: bool> FromRate for LeakyBucket<TOKENS> {
+impl FromRate for Gcra {
     fn from_rate(rate: Rate, burst: Option<u64>, debt: Option<u64>) -> Result<Self, ConfigError> {
         Self::with_debt(rate, burst.unwrap_or(rate.count()), debt.unwrap_or_default())
     }
@@ -137,7 +137,7 @@ macro_rules! from_text {
     )+ };
 }
 
-from_text!(Gcra, TokenBucket);
+from_text!(Gcra);
 
 macro_rules! windows {
     ($($window:ident = $name:literal by $span_us:ident $(owing $with_debt:ident)?),+ $(,)?) => {
@@ -209,7 +209,7 @@ macro_rules! per {
     )+ };
 }
 
-per!(Gcra, TokenBucket, FixedWindow, FirstRequestWindow, WindowLog, SlidingCounter, SlidingLog);
+per!(Gcra, FixedWindow, FirstRequestWindow, WindowLog, SlidingCounter, SlidingLog);
 
 impl Concurrency {
     /// `count` at the same time, each for at most `lease`, to be finished with [`build`](AlgorithmBuilder::build).
@@ -272,6 +272,7 @@ impl From<Infallible> for ConfigError {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::TokenBucket;
     use alloc::string::ToString;
 
     #[test]

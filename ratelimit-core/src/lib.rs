@@ -194,8 +194,8 @@ pub use timestamp::Timestamp;
 pub mod algorithm {
     pub use crate::algorithms::{
         BucketCount, BucketWindow, BucketedWindowState, ConcurrencyState, CountedWindow,
-        FirstRequestState, FixedWindowState, GcraState, KeepsEntries, LeakyBucket, MaybeStep,
-        Recovery, SlidingCounterState, SlidingLogState, Step, WindowEntry, WindowLogState, Write,
+        FirstRequestState, FixedWindowState, GcraState, KeepsEntries, MaybeStep, Recovery,
+        SlidingCounterState, SlidingLogState, Step, WindowEntry, WindowLogState, Write,
     };
     pub use crate::any_algorithm::AnyState;
     pub use crate::builder::{AlgorithmBuilder, FromRate};

@@ -187,8 +187,7 @@ pub(crate) fn kind_of_window(algorithm: &str, us: u64) -> Cow<'static, str> {
     format!("{algorithm}/{}", Period { us, times_one: true }).into()
 }
 
-/// A rate and a burst in whole units: what [`Gcra`](crate::Gcra) and
-/// [`TokenBucket`](crate::TokenBucket) compute with.
+/// A rate and a burst in whole units: what [`Gcra`](crate::Gcra) computes with.
 ///
 /// A rate of `n` tokens per `p` refill ticks is reduced to lowest terms. Then one token is `p` units, and every refill
 /// tick adds `n` units: thirds and sevenths are exact. A refill tick is one microsecond. Where the capacity in units

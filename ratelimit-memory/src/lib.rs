@@ -65,7 +65,7 @@
 //!   state per limit, which [`MemoryStore::overflowed`] counts. Give a store that is often full a larger capacity.
 //! - **No background thread.** Later calls free expired states, a few per call. Memory therefore follows the keys that arrive:
 //!   the states of the last burst stay until new keys come, within the cap. [`MemoryStore::len`] counts them.
-//! - **Locks.** For [`Gcra`](ratelimit_core::Gcra) and [`TokenBucket`](ratelimit_core::TokenBucket), a denial usually takes no
+//! - **Locks.** For [`Gcra`](ratelimit_core::Gcra), a denial usually takes no
 //!   lock, and a charge locks one slot for some instructions. Other states have locks per shard. Batches never deadlock.
 //! - **Keys are hashes** under a random secret. Two keys whose hashes agree share a limit. Among ten million keys of GCRA
 //!   limits that have all arrived once, any two have met with a probability of at most 1.6 · 10⁻³; among as many keys of the

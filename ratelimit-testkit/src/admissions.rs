@@ -100,7 +100,7 @@ fn most_between(algorithm: &AnyAlgorithm, begin_us: u64, end_us: u64) -> u64 {
     let aligned = |window_us: u64| end_us / window_us - begin_us / window_us + 1;
     let capacity = algorithm.capacity();
     match algorithm {
-        AnyAlgorithm::Gcra(_) | AnyAlgorithm::TokenBucket(_) => {
+        AnyAlgorithm::Gcra(_) => {
             let refill = crate::seeds::refill(algorithm);
             let rate = refill.rate();
             let refilled =

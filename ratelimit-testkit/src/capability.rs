@@ -61,7 +61,6 @@ impl Capability {
         Self::Changes,
         Self::TimesInOrder,
         Self::Algorithm(AlgorithmKind::Gcra),
-        Self::Algorithm(AlgorithmKind::TokenBucket),
         Self::Algorithm(AlgorithmKind::BucketedWindow),
         Self::Algorithm(AlgorithmKind::SlidingCounter),
         Self::Algorithm(AlgorithmKind::Concurrency),

@@ -30,8 +30,8 @@ pub enum Law {
     /// 11: A state written under an old limit admits no more than the new limit's capacity, and blocks no
     /// longer than the new limit takes to recover from empty.
     ChangingALimit,
-    /// 12: The token bucket and the generic cell rate algorithm decide alike.
-    TwoNamesOneMachine,
+    /// 12: The generic cell rate algorithm decides as a bucket that counts tokens.
+    BucketOfTokens,
     /// 13: A charge under an id is made once and settled once, however often the request is sent. A reservation
     /// that is never settled stays charged; a lease expires by itself.
     SettledOnce,

@@ -58,9 +58,7 @@ impl NaiveStore {
 /// whole number of parts.
 fn parts_per_unit(algorithm: &AnyAlgorithm) -> i128 {
     match algorithm {
-        AnyAlgorithm::Gcra(_) | AnyAlgorithm::TokenBucket(_) => {
-            refill(algorithm).token_units.into()
-        }
+        AnyAlgorithm::Gcra(_) => refill(algorithm).token_units.into(),
         _ => 1,
     }
 }
@@ -87,9 +85,7 @@ fn effective_us(history: &[AccountChange], now_us: u64) -> u64 {
 fn left(algorithm: &AnyAlgorithm, history: &[AccountChange], now_us: u64) -> i128 {
     let at_us = effective_us(history, now_us);
     match algorithm {
-        AnyAlgorithm::Gcra(_) | AnyAlgorithm::TokenBucket(_) => {
-            in_bucket(refill(algorithm), history, at_us)
-        }
+        AnyAlgorithm::Gcra(_) => in_bucket(refill(algorithm), history, at_us),
         AnyAlgorithm::FixedWindow(fixed) => {
             let (mut counted, mut window) = (0, 0);
             let now = AccountChange { at_us, parts: 0 };

@@ -8,7 +8,7 @@ use std::rc::Rc;
 
 use ratelimit_core::{
     Algorithm, AnyAlgorithm, BucketedWindow, Concurrency, ConfigError, FirstRequestWindow,
-    FixedWindow, Gcra, Rate, SlidingCounter, SlidingLog, TokenBucket, WindowLog,
+    FixedWindow, Gcra, Rate, SlidingCounter, SlidingLog, WindowLog,
 };
 
 use crate::capability::Able;
@@ -19,8 +19,6 @@ use crate::trace::made::{Instance, Pool};
 pub enum AlgorithmKind {
     /// [`Gcra`]
     Gcra,
-    /// [`TokenBucket`]
-    TokenBucket,
     /// [`FixedWindow`]
     FixedWindow,
     /// [`FirstRequestWindow`]
@@ -89,9 +87,8 @@ const TINY_OWING: [&str; 4] = [
 
 impl AlgorithmKind {
     /// All algorithms.
-    pub const ALL: [Self; 9] = [
+    pub const ALL: [Self; 8] = [
         Self::Gcra,
-        Self::TokenBucket,
         Self::FixedWindow,
         Self::FirstRequestWindow,
         Self::WindowLog,
@@ -102,7 +99,7 @@ impl AlgorithmKind {
     ];
 
     /// The algorithms that can count attempts.
-    pub const ATTEMPTS: [Self; 8] = {
+    pub const ATTEMPTS: [Self; 7] = {
         // All but the leases, which stand last.
         let [attempts @ .., Self::Concurrency] = Self::ALL else { unreachable!() };
         attempts
@@ -114,15 +111,13 @@ impl AlgorithmKind {
         [Self::FixedWindow, Self::FirstRequestWindow, Self::WindowLog, Self::SlidingLog];
 
     /// The algorithms whose charges can be reserved and settled later.
-    pub const RESERVATIONS: [Self; 4] =
-        [Self::Gcra, Self::TokenBucket, Self::FixedWindow, Self::Concurrency];
+    pub const RESERVATIONS: [Self; 3] = [Self::Gcra, Self::FixedWindow, Self::Concurrency];
 
     /// The kind of an algorithm.
     #[must_use]
     pub const fn of(algorithm: &AnyAlgorithm) -> Self {
         match algorithm {
             AnyAlgorithm::Gcra(_) => Self::Gcra,
-            AnyAlgorithm::TokenBucket(_) => Self::TokenBucket,
             AnyAlgorithm::FixedWindow(_) => Self::FixedWindow,
             AnyAlgorithm::FirstRequestWindow(_) => Self::FirstRequestWindow,
             AnyAlgorithm::BucketedWindow(_) => Self::BucketedWindow,
@@ -141,7 +136,6 @@ impl AlgorithmKind {
     pub fn algorithm(self, rate: Rate, burst: u64) -> AnyAlgorithm {
         match self {
             Self::Gcra => Gcra::new(rate, burst).map(AnyAlgorithm::from),
-            Self::TokenBucket => TokenBucket::new(rate, burst).map(AnyAlgorithm::from),
             Self::FixedWindow => FixedWindow::new(rate).map(AnyAlgorithm::from),
             Self::FirstRequestWindow => FirstRequestWindow::new(rate).map(AnyAlgorithm::from),
             Self::BucketedWindow => bucketed(rate).map(AnyAlgorithm::from),
@@ -162,7 +156,7 @@ impl AlgorithmKind {
     /// Whether the algorithm refills continuously and has a burst.
     #[must_use]
     pub const fn is_bucket(self) -> bool {
-        matches!(self, Self::Gcra | Self::TokenBucket)
+        matches!(self, Self::Gcra)
     }
 
     /// The algorithm's seed limits.
@@ -348,7 +342,7 @@ impl Scope {
 /// The longest time from the deepest debt, or from empty, until everything fits.
 pub(crate) fn full_us(algorithm: &AnyAlgorithm) -> u64 {
     match algorithm {
-        AnyAlgorithm::Gcra(_) | AnyAlgorithm::TokenBucket(_) => {
+        AnyAlgorithm::Gcra(_) => {
             let refill = refill(algorithm);
             refill.ticks_for(refill.most_units()) * refill.tick_us
         }
@@ -371,7 +365,6 @@ pub(crate) fn full_us(algorithm: &AnyAlgorithm) -> u64 {
 pub(crate) fn refill(algorithm: &AnyAlgorithm) -> &ratelimit_core::algorithm::Refill {
     match algorithm {
         AnyAlgorithm::Gcra(gcra) => gcra.refill(),
-        AnyAlgorithm::TokenBucket(bucket) => bucket.refill(),
         other => panic!("{other} does not refill"),
     }
 }

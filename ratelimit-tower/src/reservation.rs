@@ -48,7 +48,7 @@ pub use hold::{Held, Hold};
 /// A store that decides without waiting settles before the end of the body is reported, so that the next request finds the capacity. Any
 /// other settles after it: see [`settlements`](RateLimitLayer::settlements).
 ///
-/// The limits must be of algorithms that reserve: [`Gcra`](ratelimit_core::Gcra), [`TokenBucket`](ratelimit_core::TokenBucket),
+/// The limits must be of algorithms that reserve: [`Gcra`](ratelimit_core::Gcra),
 /// [`FixedWindow`](ratelimit_core::FixedWindow), [`Concurrency`](ratelimit_core::Concurrency). Others are answered with 500. The service
 /// needs a tokio runtime, on which settlements run.
 ///

@@ -27,7 +27,7 @@
 //!
 //! A token bucket holds at most `burst` tokens, begins full, and refills at `rate` (Turner's "leaky bucket as a meter",
 //! 1986, in the form for tokens of RFC 2697). It lacks the work that GCRA still has to do, so both decide alike: I.371
-//! defines them as equivalent. [`TokenBucket`] is this algorithm under the name that many know it by.
+//! defines them as equivalent. [`TokenBucket`] is the name that many know this algorithm by.
 //!
 //! # The time of the last charge
 //!
@@ -68,10 +68,25 @@ use crate::timestamp::Timestamp;
 /// assert_eq!(second.decision.retry_after_us, Some(333_334)); // a third of a second, rounded up
 /// # Ok::<(), ratelimit_core::ConfigError>(())
 /// ```
-pub type Gcra = LeakyBucket<false>;
+#[derive(Clone, Copy, Debug)]
+pub struct Gcra {
+    refill: Refill,
+    /// For the fast path, which serves limits whose tokens are whole microseconds.
+    token: Option<fast::Token>,
+    /// Whether a document or a text calls it `token-bucket`: then it is shown so.
+    is_token_bucket: bool,
+}
 
-/// A bucket of `burst` tokens that refills at `rate`: [`Gcra`] by its other name. Both keep the same state, so a limit may
-/// change from one name to the other while it is in use.
+/// What it is called makes no difference.
+impl PartialEq for Gcra {
+    fn eq(&self, other: &Self) -> bool {
+        self.refill == other.refill
+    }
+}
+
+impl Eq for Gcra {}
+
+/// A bucket of `burst` tokens that refills at `rate`: [`Gcra`] by its other name.
 ///
 /// ```
 /// use ratelimit_core::{Algorithm, Timestamp, TokenBucket};
@@ -82,18 +97,9 @@ pub type Gcra = LeakyBucket<false>;
 /// assert_eq!(forced.decision.remaining, 0);
 /// # Ok::<(), ratelimit_core::ConfigError>(())
 /// ```
-pub type TokenBucket = LeakyBucket<true>;
+pub type TokenBucket = Gcra;
 
-/// [`Gcra`], or [`TokenBucket`] if `TOKENS`: one algorithm, which a
-/// [`AnyAlgorithm`](crate::AnyAlgorithm) knows by both names.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct LeakyBucket<const TOKENS: bool> {
-    refill: Refill,
-    /// For the fast path, which serves limits whose tokens are whole microseconds.
-    token: Option<fast::Token>,
-}
-
-/// What [`Gcra`] and [`TokenBucket`] keep for a key.
+/// What [`Gcra`] keeps for a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GcraState {
     /// The theoretical arrival time: when all admitted work will be done, and the bucket full. In microseconds since the
@@ -105,7 +111,7 @@ pub struct GcraState {
     pub timestamp: Timestamp,
 }
 
-impl<const TOKENS: bool> LeakyBucket<TOKENS> {
+impl Gcra {
     /// `rate` in the long run and up to `burst` at once.
     ///
     /// # Errors
@@ -132,7 +138,17 @@ impl<const TOKENS: bool> LeakyBucket<TOKENS> {
     /// A burst of 0, or numbers too large to stay exact.
     pub fn with_debt(rate: Rate, burst: u64, debt: u64) -> Result<Self, ConfigError> {
         let refill = Refill::with_debt(rate, burst, debt)?;
-        Ok(Self { refill, token: fast::Token::of(&refill) })
+        Ok(Self { refill, token: fast::Token::of(&refill), is_token_bucket: false })
+    }
+
+    /// The same limit, called `token-bucket`.
+    pub(crate) const fn as_token_bucket(self) -> Self {
+        Self { is_token_bucket: true, ..self }
+    }
+
+    /// Whether it is called `token-bucket`.
+    pub(crate) const fn is_token_bucket(&self) -> bool {
+        self.is_token_bucket
     }
 
     /// The integers that this limit computes with.

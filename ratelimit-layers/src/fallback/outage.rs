@@ -283,7 +283,7 @@ mod tests {
     fn the_shares_of_limits_that_come_and_go_are_bounded() {
         let limit = |n: usize| {
             let algorithm: AnyAlgorithm = "gcra 60/m burst 60".parse().expect("an algorithm");
-            Limit::new(&format!("l{n}"), policy).expect("a name").on_outage(OnOutage::Local)
+            Limit::new(&format!("l{n}"), algorithm).expect("a name").on_outage(OnOutage::Local)
         };
         let limits = Limits::new([limit(0)]).expect("one");
         let settings = Fallback::builder().nodes(NonZeroU64::MIN);

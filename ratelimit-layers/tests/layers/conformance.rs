@@ -142,9 +142,7 @@ fn with_allotments_limits_that_are_served_keep_the_laws_of_what_is_allowed_and_o
     let attempts = Scope::Attempts(AlgorithmKind::Gcra);
     for scope in AlgorithmKind::ALL.map(Scope::One).into_iter().chain([attempts]) {
         let laws = match scope {
-            Scope::One(
-                AlgorithmKind::Gcra | AlgorithmKind::TokenBucket | AlgorithmKind::FixedWindow,
-            ) => &of_what_is_allowed[..],
+            Scope::One(AlgorithmKind::Gcra | AlgorithmKind::FixedWindow) => &of_what_is_allowed[..],
             _ => &Property::ALL,
         };
         for law in laws {

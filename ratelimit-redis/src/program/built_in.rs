@@ -2,11 +2,11 @@
 
 use ratelimit_core::algorithm::{
     BucketCount, BucketedWindowState, ConcurrencyState, FirstRequestState, FixedWindowState,
-    GcraState, LeakyBucket, LogEntry, MAX_INTEGER, Refill, SlidingCounterState, SlidingLogState,
-    WindowEntry, WindowLogState,
+    GcraState, LogEntry, MAX_INTEGER, Refill, SlidingCounterState, SlidingLogState, WindowEntry,
+    WindowLogState,
 };
 use ratelimit_core::{
-    Algorithm, BucketedWindow, Concurrency, FirstRequestWindow, FixedWindow, SlidingCounter,
+    Algorithm, BucketedWindow, Concurrency, FirstRequestWindow, FixedWindow, Gcra, SlidingCounter,
     SlidingLog, Timestamp, WindowLog,
 };
 
@@ -74,9 +74,7 @@ fn state_of<S: Numbers>(stored: &[Option<Stored>], program: &Program) -> Option<
     S::of(only(stored)?.numbers(program)?)
 }
 
-/// [`Gcra`](ratelimit_core::Gcra) and [`TokenBucket`](ratelimit_core::TokenBucket): a limit that changes from one name to the
-/// other finds its state.
-impl<const TOKENS: bool> LuaProgram for LeakyBucket<TOKENS> {
+impl LuaProgram for Gcra {
     fn twins(&self) -> Vec<Twin> {
         let Refill { token_units, tick_units, tick_us, .. } = *self.refill();
         let parameters = [tick_units, tick_us, self.refill().most_units()];

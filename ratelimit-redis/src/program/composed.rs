@@ -56,7 +56,6 @@ macro_rules! for_any_algorithm {
 
 for_any_algorithm!(
     Gcra
-    TokenBucket
     FixedWindow
     FirstRequestWindow
     WindowLog

@@ -151,7 +151,7 @@ async fn reserved(store: &Any, limit: &Limit<AnyAlgorithm>) {
         cancel(store, limit, id.into()).await;
     }
     // A bucket that was charged meanwhile keeps the part that may have refilled.
-    let rounded = matches!(limit.algorithm(), AnyAlgorithm::Gcra(_) | AnyAlgorithm::TokenBucket(_));
+    let rounded = matches!(limit.algorithm(), AnyAlgorithm::Gcra(_));
     let due = CAPACITY - u64::from(rounded)..=CAPACITY;
     let left = left(store, limit).await;
     assert!(left.iter().all(|left| due.contains(left)), "{}: {left:?}", limit.name());

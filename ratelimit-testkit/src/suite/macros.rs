@@ -23,7 +23,6 @@ macro_rules! conformance {
                 type Harnessed = super::Harnessed;
                 $crate::__tests!($name, [Agrees, AgreesAfterAChange], [
                     gcra [of(Gcra)]
-                    token_bucket [of(TokenBucket)]
                     fixed_window [of(FixedWindow)]
                     first_request_window [of(FirstRequestWindow)]
                     window_log [of(WindowLog)]

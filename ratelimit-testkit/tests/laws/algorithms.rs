@@ -3,7 +3,7 @@
 use ratelimit_core::algorithm::{InMemory, Step, Write};
 use ratelimit_core::{
     Algorithm, AnyAlgorithm, BucketedWindow, Concurrency, Decision, FirstRequestWindow,
-    FixedWindow, Gcra, SlidingCounter, SlidingLog, Timestamp, TokenBucket, WindowLog,
+    FixedWindow, Gcra, SlidingCounter, SlidingLog, Timestamp, WindowLog,
 };
 use ratelimit_testkit::{AlgorithmHarness, AlgorithmKind, Instance, algorithm_conformance};
 
@@ -56,7 +56,6 @@ macro_rules! alone {
 
 alone! {
     gcra: Gcra,
-    token_bucket: TokenBucket,
     fixed_window: FixedWindow,
     first_request_window: FirstRequestWindow,
     window_log: WindowLog,

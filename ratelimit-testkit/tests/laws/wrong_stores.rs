@@ -16,7 +16,6 @@ use Scope::{Mixed, Reservations};
 const CASES: u32 = 64;
 
 const GCRA: Scope = Scope::One(Kind::Gcra);
-const BUCKET: Scope = Scope::One(Kind::TokenBucket);
 const FIXED: Scope = Scope::One(Kind::FixedWindow);
 const FIRST: Scope = Scope::One(Kind::FirstRequestWindow);
 const LOG: Scope = Scope::One(Kind::SlidingLog);
@@ -30,7 +29,7 @@ const DRAINED: Scope = Scope::Attempts(Kind::Gcra);
 
 /// Each flaw, the property that catches it, and limits on which it does.
 const CAUGHT: &[(Flaw, Property, &[Scope])] = &[
-    (Flaw::OffByOne, Agrees, &[GCRA, BUCKET, FIXED, FIRST, LOG, LIST, LEASES]),
+    (Flaw::OffByOne, Agrees, &[GCRA, FIXED, FIRST, LOG, LIST, LEASES]),
     (Flaw::OffByOne, Agrees, &[INCR_FIRST, INCR_FIXED, PUSH_FIRST, ADD_FIRST, DRAINED]),
     (Flaw::OffByOne, ManyTasks, &[GCRA, FIXED, LOG, LEASES, INCR_FIRST, DRAINED]),
     (Flaw::ExtendsTheWindow, Agrees, &[FIRST, INCR_FIRST]),
@@ -40,7 +39,7 @@ const CAUGHT: &[(Flaw, Property, &[Scope])] = &[
     (Flaw::MintsWhenTimeGoesBack, DecidesByItsOwnClock, &[GCRA, FIXED, FIRST, LOG, LEASES]),
     (Flaw::WaitsOneShort, Agrees, &[GCRA, FIXED, FIRST, LOG, Mixed]),
     (Flaw::KeepsTheOldLimit, AgreesAfterAChange, &[GCRA, FIXED, FIRST, LOG, Mixed]),
-    (Flaw::KnowsNamesOnly, AgreesAfterAChange, &[GCRA, BUCKET, FIXED, FIRST, LOG, LIST, LEASES]),
+    (Flaw::KnowsNamesOnly, AgreesAfterAChange, &[GCRA, FIXED, FIRST, LOG, LIST, LEASES]),
     (Flaw::KnowsNamesOnly, AgreesAfterAChange, &[INCR_FIRST, INCR_FIXED, PUSH_FIRST, ADD_FIRST]),
     (Flaw::KnowsNamesOnly, AgreesAfterAChange, &[DRAINED, Mixed, Reservations]),
     (Flaw::ChargesAgain, Agrees, &[GCRA, FIXED, LEASES, Reservations]),
@@ -61,7 +60,7 @@ const CAUGHT: &[(Flaw, Property, &[Scope])] = &[
     (Flaw::OwnClockStands, DecidesByItsOwnClock, &[GCRA, FIXED, LOG, LEASES, DRAINED, Mixed]),
     (Flaw::KeepsDenials(Op::Reset), DecidesByItsOwnClock, &[GCRA, FIXED, LOG, LEASES, DRAINED]),
     (Flaw::KeepsDenials(Op::Refund), DecidesByItsOwnClock, &[GCRA, FIXED, LOG, LEASES]),
-    (Flaw::KeepsDenials(Op::Force), DecidesByItsOwnClock, &[GCRA, BUCKET]),
+    (Flaw::KeepsDenials(Op::Force), DecidesByItsOwnClock, &[GCRA]),
     (Flaw::KeepsDenials(Op::Settle), DecidesByItsOwnClock, &[GCRA, FIXED, LEASES]),
     (Flaw::FoldsKeys(Fold::HashTag), IdentifiersNeverMeet, &[GCRA, LOG]),
     (Flaw::FoldsKeys(Fold::Case), IdentifiersNeverMeet, &[GCRA]),
@@ -99,7 +98,7 @@ fn flaws_on_a_clock_that_runs_are_caught_there() {
     let rows = [
         (Flaw::OwnClockStands, DecidesByItsOwnClock, &[GCRA, FIXED, LIST, INCR_FIXED, Mixed][..]),
         (Flaw::ReadThenWrite(Op::Acquire), ManyTasks, &[GCRA, LIST, Mixed]),
-        (Flaw::SweepsEarly, KeepsWhatMatters, &[GCRA, BUCKET, FIRST, LOG, LIST, LEASES, DRAINED]),
+        (Flaw::SweepsEarly, KeepsWhatMatters, &[GCRA, FIRST, LOG, LIST, LEASES, DRAINED]),
     ];
     for (flaw, property, scopes) in rows {
         for scope in scopes {

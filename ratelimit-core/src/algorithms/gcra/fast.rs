@@ -12,7 +12,7 @@
 
 use core::num::NonZeroU64;
 
-use super::{GcraState, LeakyBucket};
+use super::{Gcra, GcraState};
 use crate::algorithms::{Step, Write};
 use crate::decision::Decision;
 use crate::in_memory::{Compact, InMemory};
@@ -56,7 +56,7 @@ impl Token {
     }
 }
 
-impl<const TOKENS: bool> InMemory for LeakyBucket<TOKENS> {
+impl InMemory for Gcra {
     #[inline(always)]
     fn is_compact(&self) -> bool {
         true

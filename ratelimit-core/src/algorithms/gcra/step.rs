@@ -17,7 +17,7 @@
 
 use alloc::borrow::Cow;
 
-use super::{GcraState, LeakyBucket};
+use super::{Gcra, GcraState};
 use crate::algorithms::{Algorithm, MaybeStep, Recovery, Step, Write};
 use crate::decision::Decision;
 use crate::rate::Refill;
@@ -233,7 +233,7 @@ impl Refill {
     }
 }
 
-impl<const TOKENS: bool> Algorithm for LeakyBucket<TOKENS> {
+impl Algorithm for Gcra {
     type State = GcraState;
 
     #[inline]

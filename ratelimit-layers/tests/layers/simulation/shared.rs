@@ -6,7 +6,7 @@ use std::panic::resume_unwind;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 
-use ratelimit_core::{AnyAlgorithm, Clock, Gcra, Timestamp, TokenBucket};
+use ratelimit_core::{AnyAlgorithm, Clock, Gcra, Timestamp};
 use tokio::time::Instant;
 
 pub(crate) const BEGIN: Timestamp = Timestamp::saturating_from_us(1_795_218_392_123_456);
@@ -62,11 +62,6 @@ pub(crate) fn widened(limit: &AnyAlgorithm, lifetime_us: u64) -> AnyAlgorithm {
             let refill = gcra.refill();
             let more = more(refill.rate(), lifetime_us);
             Gcra::new(refill.rate(), refill.burst + more).expect("a bucket").into()
-        }
-        AnyAlgorithm::TokenBucket(bucket) => {
-            let refill = bucket.refill();
-            let more = more(refill.rate(), lifetime_us);
-            TokenBucket::new(refill.rate(), refill.burst + more).expect("a bucket").into()
         }
         other => *other,
     }
