@@ -173,7 +173,7 @@ pub(crate) fn evalsha<'w>(keys: impl ExactSizeIterator<Item = &'w str>) -> Vec<A
 /// [`Multi`](crate::Multi). All modes decide alike; each keeps its own states.
 ///
 /// ```
-/// use ratelimit_core::{Limit, AnyAlgorithm, Store};
+/// use ratelimit_core::{AnyAlgorithm, Limit, Store};
 /// use ratelimit_core::store::{Batch, Check, Op};
 /// use ratelimit_redis::{Mode, RedisError, RedisStore};
 ///
@@ -191,7 +191,7 @@ pub(crate) fn evalsha<'w>(keys: impl ExactSizeIterator<Item = &'w str>) -> Vec<A
 /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// # let server = ratelimit_servers::RedisServer::start()?;
 /// # let store = RedisStore::connect(&server.url()).await?;
-/// # let limit = Limit::new("login", "fixed-window 5/m count attempts".parse()?)?;
+/// # let limit = Limit::new("login", "fixed-window 5/m".parse()?)?.count_attempts()?;
 /// # let check = Check { limit: &limit, key: "alice", cost: 1 };
 /// # let _ = store.apply(&Batch::one(&check)).await?;
 /// assert!(reset(&store, &limit, "alice").await?);

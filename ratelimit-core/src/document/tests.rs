@@ -64,14 +64,15 @@ fn the_documents_of_a_release_mean_what_they_meant() {
     let json = serde_json::from_str::<Limits<AnyAlgorithm>>(include_str!("released-0.1.json"));
     assert_eq!(json.expect("a policy"), limits);
     let told = limits.iter().map(|limit| {
-        let policy = limit.algorithm().to_string();
-        assert_eq!(policy.parse::<AnyAlgorithm>().as_ref(), Ok(limit.algorithm()));
+        let algorithm = limit.algorithm().to_string();
+        assert_eq!(algorithm.parse::<AnyAlgorithm>().as_ref(), Ok(limit.algorithm()));
+        let attempts = if limit.counts_attempts() { " count attempts" } else { "" };
         let names: Vec<_> = limit.identifier_names().collect();
         let by = if names.is_empty() { String::new() } else { format!(", by {}", names.join(" ")) };
         let required = if limit.is_required() { ", required" } else { "" };
         let shadow = if limit.is_shadow() { ", shadow" } else { "" };
         let outage = limit.outage().map_or(String::new(), |to| format!(", outage {}", to.name()));
-        format!("{}: {policy}{by}{required}{shadow}{outage}", limit.state_name())
+        format!("{}: {algorithm}{attempts}{by}{required}{shadow}{outage}", limit.state_name())
     });
     assert_eq!(told.collect::<Vec<_>>().join("\n"), RELEASED);
     // It has all that this version reads, or the next release adds a file.
