@@ -1,7 +1,8 @@
-//! The heap, in bytes per key, that limiters take on the way to so many keys, and the most that they took until then:
-//! `cargo run --profile bench -p benches --example heap [KEYS]`.
+//! The heap, in bytes per key, that limiters take on the way to so many keys, and the most that
+//! they took until then: `cargo run --profile bench -p benches --example heap [KEYS]`.
 //!
-//! A program of its own, because what counts bytes is an allocator, and would slow down whatever else is measured.
+//! A program of its own, because what counts bytes is an allocator, and would slow down whatever
+//! else is measured.
 
 use std::error::Error;
 use std::num::NonZeroU32;
@@ -16,7 +17,8 @@ use ratelimit_memory::MemoryStore;
 /// The sizes that are reported, in hundredths of the full number.
 const SIZES: [usize; 7] = [1, 3, 10, 20, 40, 70, 100];
 
-/// Has the limiter made and asked about key after key; only what it keeps is counted, and not the keys.
+/// Has the limiter made and asked about key after key; only what it keeps is counted, and not the
+/// keys.
 fn fill<L>(
     name: &str,
     key_count: usize,

@@ -1,7 +1,8 @@
-//! What a layer adds to an HTTP request: ours in memory beside `tower_governor`, in turns in one run.
+//! What a layer adds to an HTTP request: ours in memory beside `tower_governor`, in turns in one
+//! run.
 //!
-//! Each round also measures the request without a layer and subtracts its time, which leaves the time of the layer alone.
-//! The requests come from a thousand addresses in a fixed order.
+//! Each round also measures the request without a layer and subtracts its time, which leaves the
+//! time of the layer alone. The requests come from a thousand addresses in a fixed order.
 
 use std::net::SocketAddr;
 

@@ -1,10 +1,11 @@
-//! Instructions per decision, counted under valgrind by gungraun: unlike nanoseconds they do not depend on the load of the
-//! machine, so that a regression shows anywhere. `cargo bench -p benches` runs it and prints each row beside the run before;
-//! `-- 'http*'` names some rows.
+//! Instructions per decision, counted under valgrind by gungraun: unlike nanoseconds they do not
+//! depend on the load of the machine, so that a regression shows anywhere. `cargo bench -p benches`
+//! runs it and prints each row beside the run before; `-- 'http*'` names some rows.
 //!
-//! Each row repeats one decision ten thousand times, the loop included: without its last four digits, a count is the
-//! instructions per decision. All but `precise` and `http` read a clock that stands still and costs next to nothing, because the cost of an operating
-//! system's clock depends on the machine, and differs under valgrind.
+//! Each row repeats one decision ten thousand times, the loop included: without its last four
+//! digits, a count is the instructions per decision. All but `precise` and `http` read a clock that
+//! stands still and costs next to nothing, because the cost of an operating system's clock depends
+//! on the machine, and differs under valgrind.
 
 #![allow(clippy::expect_used, missing_docs)]
 #![allow(dead_code, unused_imports, reason = "its modules are those of `main.rs`")]

@@ -46,8 +46,8 @@ impl KeyDraw {
         Self { spread, key_count, random: SmallRng::seed_from_u64(seed) }
     }
 
-    /// The next keys, this many. They lie in memory in the order of the decisions, so that a run measures the
-    /// limiter and not the reading of keys.
+    /// The next keys, this many. They lie in memory in the order of the decisions, so that a run
+    /// measures the limiter and not the reading of keys.
     pub(crate) fn keys(&mut self, count: usize) -> Fallible<Vec<CallerKey>> {
         let random = &mut self.random;
         Ok(match self.spread {

@@ -1,8 +1,8 @@
 //! The workspace beside its peers, in one run: on a shared machine only ratios inside one run mean
 //! anything.
 //!
-//! `cargo run --profile bench -p benches -- memory [--quick] [--json FILE] [--only PART,…]`, and `redis`, which starts servers of
-//! its own, `http` and `outage` likewise.
+//! `cargo run --profile bench -p benches -- memory [--quick] [--json FILE] [--only PART,…]`, and
+//! `redis`, which starts servers of its own, `http` and `outage` likewise.
 //!
 //! `cargo bench -p benches` counts instructions instead of nanoseconds: see `instructions.rs`.
 

@@ -1,5 +1,5 @@
-//! Times decisions: by thread CPU time for one thread, by wall time for several. Limiters take turns, and medians over rounds
-//! summarise them.
+//! Times decisions: by thread CPU time for one thread, by wall time for several. Limiters take
+//! turns, and medians over rounds summarise them.
 
 use std::error::Error;
 use std::sync::Barrier;
@@ -21,9 +21,10 @@ pub(crate) struct MeasuredRound {
     pub(crate) decisions: u32,
 }
 
-/// Decides the keys of each thread, `passes` times; `pass` returns how many of the given keys are allowed. One thread
-/// is measured by its own CPU time, which a neighbour on a shared machine does not lengthen. Several threads are
-/// measured by wall time, from the first begin to the last end, over all decisions.
+/// Decides the keys of each thread, `passes` times; `pass` returns how many of the given keys are
+/// allowed. One thread is measured by its own CPU time, which a neighbour on a shared machine does
+/// not lengthen. Several threads are measured by wall time, from the first begin to the last end,
+/// over all decisions.
 pub(crate) fn round(
     threads: &[Vec<CallerKey>],
     passes: u32,
@@ -79,8 +80,8 @@ pub(crate) fn thread_time() -> Duration {
     BEGIN.get_or_init(Instant::now).elapsed()
 }
 
-/// Every turn of every round, as round and way: in each round all ways take a turn, forwards and backwards by turns. Round
-/// 0 warms up caches and connections, and [`Samples`] leave it out.
+/// Every turn of every round, as round and way: in each round all ways take a turn, forwards and
+/// backwards by turns. Round 0 warms up caches and connections, and [`Samples`] leave it out.
 pub(crate) fn turns(rounds: usize, ways: usize) -> impl Iterator<Item = (usize, usize)> {
     (0..=rounds).flat_map(move |round| {
         (0..ways).map(move |way| (round, if round % 2 == 0 { way } else { ways - 1 - way }))
@@ -126,7 +127,8 @@ mod tests {
 
     #[test]
     fn a_ratio_compares_turns_of_the_same_round() {
-        // The second takes twice as long as the first in each round, however slow the machine is in it.
+        // The second takes twice as long as the first in each round, however slow the machine is in
+        // it.
         let mut samples = Samples::new(2);
         for (round, way) in turns(3, 2) {
             samples.add((round, way), [100.0, 1.0, 30.0, 2.0][round] * [1.0, 2.0][way]);

@@ -2,17 +2,17 @@
 //!
 //! What is measured:
 //!
-//! - `speed`: one decision on each of [`SCENARIOS`](scenario::SCENARIOS), allowed and denied, on one
-//!   thread and on two, with the precise clock and a coarse one, one request a call and eight: every
-//!   combination of these. Beside governor with its defaults, whatever ours has; where ours has the
-//!   coarse clock, also beside governor with its own coarse clock (`governor-coarse`). governor has no call
-//!   for several requests, and is asked one at a time.
-//! - `work`: the other algorithms beside limitador's fixed window, a lease and its release beside two charges of
-//!   it (`limitador-twice`), because they are two decisions of ours; three limits on one key beside two
-//!   checks of governor; batches.
-//! - `growth`: the worst single call while ten million keys come that were never seen before, to a store with
-//!   room for all of them and (`growth-10m-capped`) to one with room for a million; and the same for fixed
-//!   windows (`growth-10m-windows`), whose states lie in shards.
+//! - `speed`: one decision on each of [`SCENARIOS`](scenario::SCENARIOS), allowed and denied, on
+//!   one thread and on two, with the precise clock and a coarse one, one request a call and eight:
+//!   every combination of these. Beside governor with its defaults, whatever ours has; where ours
+//!   has the coarse clock, also beside governor with its own coarse clock (`governor-coarse`).
+//!   governor has no call for several requests, and is asked one at a time.
+//! - `work`: the other algorithms beside limitador's fixed window, a lease and its release beside
+//!   two charges of it (`limitador-twice`), because they are two decisions of ours; three limits on
+//!   one key beside two checks of governor; batches.
+//! - `growth`: the worst single call while ten million keys come that were never seen before, to a
+//!   store with room for all of them and (`growth-10m-capped`) to one with room for a million; and
+//!   the same for fixed windows (`growth-10m-windows`), whose states lie in shards.
 //! - `expiry`: what it costs that a million keys have expired.
 //!
 //! `examples/heap.rs` counts the heap that keys take.

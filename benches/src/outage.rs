@@ -1,9 +1,10 @@
-//! How late a service answers while its Redis hangs: requests over real sockets to a service behind `RateLimitLayer` and
-//! [`Fallback`], whose Redis is suspended (SIGSTOP) again and again.
+//! How late a service answers while its Redis hangs: requests over real sockets to a service behind
+//! `RateLimitLayer` and [`Fallback`], whose Redis is suspended (SIGSTOP) again and again.
 //!
-//! Each client sends in turns to the limited service and to the same service without a limiter, in one run: two busy
-//! processors are late on their own, and the second column says by how much. A request is late if its answer comes more than
-//! the tolerance after the time that the service may take: the deadline of the fallback, or none without a limiter.
+//! Each client sends in turns to the limited service and to the same service without a limiter, in
+//! one run: two busy processors are late on their own, and the second column says by how much. A
+//! request is late if its answer comes more than the tolerance after the time that the service may
+//! take: the deadline of the fallback, or none without a limiter.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -49,8 +50,8 @@ struct OutagePlan {
     hung: Duration,
 }
 
-/// What came of a choice: how long answers took with the limiter and without, and of the former those that the fallback
-/// decided, and those of them that waited for the deadline.
+/// What came of a choice: how long answers took with the limiter and without, and of the former
+/// those that the fallback decided, and those of them that waited for the deadline.
 struct OutageResult {
     limited: Times,
     bare: Times,

@@ -32,8 +32,8 @@ pub(crate) trait MeasuredLimiter: Sync {
     /// Charges the key 1 if that fits. This call is measured.
     fn check(&self, key: &CallerKey) -> bool;
 
-    /// Charges each key 1 if that fits, and returns how many were allowed. A limiter without a call for several keys
-    /// decides one after the other.
+    /// Charges each key 1 if that fits, and returns how many were allowed. A limiter without a call
+    /// for several keys decides one after the other.
     fn check_all(&self, keys: &[CallerKey]) -> usize {
         keys.iter().filter(|key| self.check(key)).count()
     }
@@ -43,8 +43,8 @@ pub(crate) trait MeasuredLimiter: Sync {
         (0..cost.get()).all(|_| self.check(key))
     }
 
-    /// A round of single checks, or of batches of this size. Compiled per limiter, so that no virtual call is
-    /// measured.
+    /// A round of single checks, or of batches of this size. Compiled per limiter, so that no
+    /// virtual call is measured.
     fn round(&self, threads: &[Vec<CallerKey>], passes: u32, batch: usize) -> MeasuredRound {
         if batch == 1 {
             round(threads, passes, |keys| keys.iter().filter(|key| self.check(key)).count())
@@ -81,7 +81,8 @@ impl<C: Clock> Ours<C> {
         Ok(Self(RateLimiter::new(limits([gcra(allowance)?])?, store)))
     }
 
-    /// The number of checks that shared a state. It must be 0: a full store would be measured otherwise.
+    /// The number of checks that shared a state. It must be 0: a full store would be measured
+    /// otherwise.
     pub(crate) fn overflowed(&self) -> u64 {
         self.0.store().overflowed()
     }
@@ -118,7 +119,8 @@ impl<C: Clock> MeasuredLimiter for Ours<C> {
     }
 }
 
-/// governor, keyed, with its defaults but for the clock: dashmap, `SipHash`, no snapshot in the answer.
+/// governor, keyed, with its defaults but for the clock: dashmap, `SipHash`, no snapshot in the
+/// answer.
 pub(crate) struct Governor<C: GovernorClock = QuantaClock>(
     GovernorLimiter<CallerKey, DashMapStateStore<CallerKey>, C, NoOpMiddleware<C::Instant>>,
 );

@@ -1,13 +1,16 @@
-//! Decisions on Redis: what they cost the server, and how many there are of them, beside plain scripts.
+//! Decisions on Redis: what they cost the server, and how many there are of them, beside plain
+//! scripts.
 //!
 //! What is measured, on servers of the benchmark's own:
 //!
-//! - `cpu`: the server's time for a decision over that for an INCR, and its memory, of every algorithm in every mode.
+//! - `cpu`: the server's time for a decision over that for an INCR, and its memory, of every
+//!   algorithm in every mode.
 //! - `buckets`: the same for ways to keep a bucketed window, beside the pattern that it comes from.
-//! - `throughput`: decisions per second and how long one takes, beside each client's own plain loop over a script, and
-//!   for one key beside the floor of merging.
+//! - `throughput`: decisions per second and how long one takes, beside each client's own plain loop
+//!   over a script, and for one key beside the floor of merging.
 //! - `nodes`: the same over one, two and three nodes of a cluster.
-//! - `attack`: the calls that reach the server, and its time, while all ask for one key that is denied.
+//! - `attack`: the calls that reach the server, and its time, while all ask for one key that is
+//!   denied.
 
 mod attack;
 mod buckets;

@@ -1,4 +1,5 @@
-//! Requests through a layer to a service that answers at once. Both layers identify the caller by axum's `ConnectInfo`.
+//! Requests through a layer to a service that answers at once. Both layers identify the caller by
+//! axum's `ConnectInfo`.
 
 use std::convert::Infallible;
 use std::future::{Future, Ready, ready};

@@ -27,8 +27,8 @@ pub(crate) enum Command {
     Replay(ReplayArgs),
     /// Propose the smallest limits that deny no more than a share of the callers in a log.
     ///
-    /// The policy is where to begin: algorithms, rates of buckets and lengths of windows stay; the burst of a bucket and
-    /// the count of a window are proposed. The inputs are read twice.
+    /// The policy is where to begin: algorithms, rates of buckets and lengths of windows stay; the
+    /// burst of a bucket and the count of a window are proposed. The inputs are read twice.
     #[command(after_long_help = include_str!("help/suggest.txt"))]
     Suggest(SuggestArgs),
     /// Report the mistakes of a policy. Exits with 2 if there are any.
@@ -77,17 +77,19 @@ pub(crate) struct LogArgs {
     #[arg(long, value_enum, default_value_t = FormatArg::Auto)]
     pub(crate) format: FormatArg,
 
-    /// The unit of the number at the end of an access log's lines, which is the duration of the request.
+    /// The unit of the number at the end of an access log's lines, which is the duration of the
+    /// request.
     ///
-    /// Seconds with decimals, as `$request_time` of nginx writes them, need no unit. Concurrency limits are left out
-    /// where the input has no durations.
+    /// Seconds with decimals, as `$request_time` of nginx writes them, need no unit. Concurrency
+    /// limits are left out where the input has no durations.
     #[arg(long, value_enum, value_name = "UNIT")]
     pub(crate) duration_unit: Option<UnitArg>,
 
     /// The access logs or traces, plain or gzipped; `-` for standard input.
     ///
-    /// Several, such as the logs of several servers or rotated ones, are decided together by their times. The lines of an
-    /// access log are sorted within five minutes; those of a trace keep their order.
+    /// Several, such as the logs of several servers or rotated ones, are decided together by their
+    /// times. The lines of an access log are sorted within five minutes; those of a trace keep
+    /// their order.
     #[arg(value_name = "INPUT", required = true)]
     pub(crate) inputs: Vec<PathBuf>,
 }
@@ -111,20 +113,22 @@ pub(crate) struct ReplayArgs {
     /// `redis-sentinel://host[:port][,host[:port]…]/SERVICE[/db]`, the master that these name; or
     /// `redis-cluster://host[:port][,host[:port]…]`. Encrypted: `rediss://`, `rediss-sentinel://`,
     /// `rediss-cluster://`, with `?tls-ca=FILE` for an authority of your own and
-    /// `&tls-cert=FILE&tls-key=FILE` for a certificate to show. At a Unix socket: `redis+unix:///path`. `?mode=cas` compares and sets, and
-    /// `?mode=multi` uses transactions, instead of scripts; `?client=fred` uses another client.
-    /// On Redis a replay uses keys of its own, and removes them at the end. Redis needs a build with the feature `redis`
-    /// or `fred`.
+    /// `&tls-cert=FILE&tls-key=FILE` for a certificate to show. At a Unix socket:
+    /// `redis+unix:///path`. `?mode=cas` compares and sets, and `?mode=multi` uses transactions,
+    /// instead of scripts; `?client=fred` uses another client. On Redis a replay uses keys of its
+    /// own, and removes them at the end. Redis needs a build with the feature `redis` or `fred`.
     #[arg(long, value_name = "URL", default_value = "memory")]
     pub(crate) store: String,
 
     /// Write one decision per line here, as JSON.
     ///
-    /// With `-` the decisions go to standard output, and the summary to standard error. The fields are below.
+    /// With `-` the decisions go to standard output, and the summary to standard error. The fields
+    /// are below.
     #[arg(long, value_name = "OUT.jsonl")]
     pub(crate) decisions: Option<PathBuf>,
 
-    /// Write a page here: what would have been denied, who is hurt, whether each limit is right, and when.
+    /// Write a page here: what would have been denied, who is hurt, whether each limit is right,
+    /// and when.
     ///
     /// It needs no network. Its numbers are also in it as JSON (the element with the id `data`).
     #[arg(long, value_name = "OUT.html")]
@@ -134,7 +138,8 @@ pub(crate) struct ReplayArgs {
     #[arg(long)]
     pub(crate) json: bool,
 
-    /// Decide every request by this policy as well, and show whom it would newly deny and whom it would free.
+    /// Decide every request by this policy as well, and show whom it would newly deny and whom it
+    /// would free.
     #[arg(long, value_name = "OTHER.toml")]
     pub(crate) compare: Option<PathBuf>,
 
@@ -149,7 +154,8 @@ pub(crate) struct LintArgs {
     #[arg(value_name = "POLICY.toml")]
     pub(crate) policy: PathBuf,
 
-    /// The identifiers that the service gives, such as `ip,user`: a limit that counts by another one is a problem.
+    /// The identifiers that the service gives, such as `ip,user`: a limit that counts by another
+    /// one is a problem.
     ///
     /// `key` is the bare key, by which a limit without `key = […]` counts.
     #[arg(long, value_name = "NAMES", value_delimiter = ',', value_parser = clap::builder::NonEmptyStringValueParser::new())]
@@ -173,7 +179,8 @@ pub(crate) struct SuggestArgs {
     #[arg(long, value_name = "SHARE", value_parser = DeniedShare::parse)]
     pub(crate) target: DeniedShare,
 
-    /// Write the policy with the proposed limits here, to a new file. All else stays as it is in the policy.
+    /// Write the policy with the proposed limits here, to a new file. All else stays as it is in
+    /// the policy.
     #[arg(long, value_name = "OUT.toml")]
     pub(crate) write: Option<PathBuf>,
 
@@ -194,7 +201,8 @@ pub(crate) struct CallerArgs {
     #[arg(long, value_name = "POLICY.toml")]
     pub(crate) policy: PathBuf,
 
-    /// The store: `redis://…` and other URLs (see `replay --help`). In `memory` every caller is new.
+    /// The store: `redis://…` and other URLs (see `replay --help`). In `memory` every caller is
+    /// new.
     #[arg(long, value_name = "URL")]
     pub(crate) store: String,
 
@@ -218,7 +226,8 @@ pub(crate) struct CheckArgs {
     #[command(flatten)]
     pub(crate) caller: CallerArgs,
 
-    /// The cost of the request: under all limits, or under one; 1 if it is not told. May be repeated.
+    /// The cost of the request: under all limits, or under one; 1 if it is not told. May be
+    /// repeated.
     #[arg(long, value_name = "N|LIMIT=N", value_parser = cost)]
     pub(crate) cost: Vec<(Option<String>, u64)>,
 
@@ -238,7 +247,8 @@ pub(crate) struct ScanArgs {
     #[arg(long, value_name = "POLICY.toml")]
     pub(crate) policy: PathBuf,
 
-    /// Where the states are: `redis://…` and the like (see `replay --help`). On a cluster, every master is scanned.
+    /// Where the states are: `redis://…` and the like (see `replay --help`). On a cluster, every
+    /// master is scanned.
     #[arg(long, value_name = "URL")]
     pub(crate) store: String,
 

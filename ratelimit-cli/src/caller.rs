@@ -20,8 +20,8 @@ pub(crate) struct Caller {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Named {
     pub(crate) list: Vec<(Cow<'static, str>, String)>,
-    /// Whether a decision line names only the bare key. That is so for access logs: the address identifies the
-    /// caller, and the path would make every line long.
+    /// Whether a decision line names only the bare key. That is so for access logs: the address
+    /// identifies the caller, and the path would make every line long.
     pub(crate) bare_only: bool,
 }
 
@@ -40,7 +40,8 @@ impl Serialize for Named {
 /// The name of the bare key beside the named identifiers.
 pub(crate) const BARE_NAME: &str = "key";
 
-/// Whether a limit can apply where callers have identifiers of these names, [`BARE_NAME`] for a bare key.
+/// Whether a limit can apply where callers have identifiers of these names, [`BARE_NAME`] for a
+/// bare key.
 pub(crate) fn check_names(
     limit: &Limit<AnyAlgorithm>,
     names: &[String],
@@ -68,8 +69,9 @@ impl Caller {
         self.named.list.iter().find(|(known, _)| known == name).map(|(_, value)| value.as_str())
     }
 
-    /// The caller that the arguments of `check`, `inspect` and `reset` name. If limits of the policy use identifiers, a bare
-    /// key that contains `=` is written as `key=…`: otherwise a misspelt identifier would be one.
+    /// The caller that the arguments of `check`, `inspect` and `reset` name. If limits of the
+    /// policy use identifiers, a bare key that contains `=` is written as `key=…`: otherwise a
+    /// misspelt identifier would be one.
     pub(crate) fn from_args(
         keys: &[String],
         limits: &Limits<AnyAlgorithm>,

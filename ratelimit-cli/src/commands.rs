@@ -72,7 +72,8 @@ fn not_stored(args: &CallerArgs, limits: &[&str], verb: &str) -> String {
     )
 }
 
-/// That states were found which no limit of the policy has, and why that may be; none if there are none.
+/// That states were found which no limit of the policy has, and why that may be; none if there are
+/// none.
 #[cfg(feature = "_servers")]
 fn unknown_states(names: &BTreeSet<String>, what: &str) -> Option<String> {
     let mut names = names.iter().map(|name| quoted(name, 60));

@@ -25,8 +25,8 @@ pub(crate) type Differing = [u64; 2];
 type Differs<'c> = (&'c (Box<str>, Box<str>), &'c Differing);
 
 impl Comparison {
-    /// Counts one request as both policies decided it. A difference belongs to the callers because of whom the policy that
-    /// denied did so.
+    /// Counts one request as both policies decided it. A difference belongs to the callers because
+    /// of whom the policy that denied did so.
     pub(crate) fn count(&mut self, this: (&Tally, &Decided<'_>), other: (&Tally, &Decided<'_>)) {
         let by_this = !this.1.verdict.allowed();
         let by_other = !other.1.verdict.allowed();

@@ -76,7 +76,8 @@ impl From<(&Decision, Account)> for Told {
     }
 }
 
-/// What a limit with a debt owes and forgives. Lines of other limits have the fields that every line has.
+/// What a limit with a debt owes and forgives. Lines of other limits have the fields that every
+/// line has.
 fn account_of_debt(one: NamedDecision<'_, AnyAlgorithm>) -> Account {
     if one.configured().algorithm().debt() > 0 { one.account() } else { Account::default() }
 }

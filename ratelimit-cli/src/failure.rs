@@ -17,10 +17,12 @@ pub(crate) enum Failure {
     /// The store failed or is unreachable: exit code 3.
     #[error("{0}")]
     Store(String),
-    /// The reader of standard output has closed it, as in `ratelimit … | head`. This is not reported.
+    /// The reader of standard output has closed it, as in `ratelimit … | head`. This is not
+    /// reported.
     #[error("the reader of the output has closed it")]
     BrokenPipe,
-    /// The user has interrupted the tool: exit code 130, as in shells. This is not reported, either.
+    /// The user has interrupted the tool: exit code 130, as in shells. This is not reported,
+    /// either.
     #[error("interrupted")]
     Interrupted,
 }

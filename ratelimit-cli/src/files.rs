@@ -1,4 +1,5 @@
-//! The files that a replay writes, which are emptied only when there is something to write, and overwrite no input.
+//! The files that a replay writes, which are emptied only when there is something to write, and
+//! overwrite no input.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, BufWriter, Write};
@@ -14,9 +15,9 @@ use crate::replay::Decisions;
 /// The size of the output buffer.
 const BUFFER_BYTES: usize = 64 * 1024;
 
-/// Opens the files for the decisions and for the report. They are opened after the input and the store, so that a mistyped
-/// input or store leaves the outputs of an earlier replay alone. They are opened before the replay, so that an unwritable
-/// output does not fail after an hour.
+/// Opens the files for the decisions and for the report. They are opened after the input and the
+/// store, so that a mistyped input or store leaves the outputs of an earlier replay alone. They are
+/// opened before the replay, so that an unwritable output does not fail after an hour.
 pub(crate) fn outputs(args: &ReplayArgs) -> Result<(Option<Decisions>, Option<File>), Failure> {
     let read = args.log.inputs.iter().chain([&args.log.policy]).chain(&args.compare);
     let read = read.map(|path| if is_dash(path) { Path::new("/dev/stdin") } else { path });
@@ -56,7 +57,8 @@ pub(crate) fn empty(file: &File) -> io::Result<()> {
     if file.metadata()?.is_file() { file.set_len(0) } else { Ok(()) }
 }
 
-/// What identifies a file by whatever name; `None` for what cannot be overwritten, such as a terminal.
+/// What identifies a file by whatever name; `None` for what cannot be overwritten, such as a
+/// terminal.
 fn identity(path: &Path) -> Option<Handle> {
     Some(path).filter(|path| path.is_file()).and_then(|path| Handle::from_path(path).ok())
 }

@@ -13,7 +13,8 @@ pub(crate) const MAX_CALLERS: usize = 1 << 20;
 
 /// The callers of one limit by what was left to them, and what they used.
 pub(crate) struct Nearness {
-    /// By key: the lowest bin, none if the limit denied the caller; and the most that it used at once.
+    /// By key: the lowest bin, none if the limit denied the caller; and the most that it used at
+    /// once.
     callers: HashMap<Box<str>, (Option<usize>, u64)>,
     /// The most callers that are counted, each for itself.
     most: usize,
@@ -26,7 +27,8 @@ pub(crate) struct Nearness {
 pub(crate) struct Histogram {
     /// The callers that the limit denied at least once.
     pub(crate) callers_denied: u64,
-    /// The others. The first bin had nothing left at least once; bin `n` had at least once no more than `n` tenths.
+    /// The others. The first bin had nothing left at least once; bin `n` had at least once no more
+    /// than `n` tenths.
     pub(crate) least_left: [u64; BINS],
     /// Requests of callers that are in no bin, because there were too many callers.
     pub(crate) uncounted: u64,

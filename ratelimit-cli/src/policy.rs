@@ -29,7 +29,8 @@ pub(crate) fn parse(name: &str, text: &str) -> Result<Limits<AnyAlgorithm>, Fail
         .map_err(|error| Failure::input(format!("{name}: {}", Problem::of(text, &error).shown())))
 }
 
-/// The document with these settings, such as `burst = 30`, of the limits of these names. All else stays as it was written.
+/// The document with these settings, such as `burst = 30`, of the limits of these names. All else
+/// stays as it was written.
 pub(crate) fn with_settings(text: &str, settings: &[(&str, String)]) -> String {
     let document = DeTable::parse(text).map(Spanned::into_inner).unwrap_or_default();
     let limits = document.get("limit").and_then(|limits| limits.get_ref().as_array());
@@ -98,8 +99,8 @@ impl Problem {
     }
 }
 
-/// The number of limits of a document, and what is wrong with them: of each the first mistake that keeps it from being
-/// read, or what `check` refuses.
+/// The number of limits of a document, and what is wrong with them: of each the first mistake that
+/// keeps it from being read, or what `check` refuses.
 pub(crate) fn problems(
     text: &str,
     check: impl Fn(&Limit<AnyAlgorithm>) -> Vec<String>,

@@ -206,7 +206,8 @@ impl Trouble {
         self.bad_lines + self.refused
     }
 
-    /// Whether the lines of an input in no known format are told one by one: nothing else may name that input.
+    /// Whether the lines of an input in no known format are told one by one: nothing else may name
+    /// that input.
     const fn names_all(&self) -> bool {
         self.how.strict || self.several
     }

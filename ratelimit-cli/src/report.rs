@@ -1,4 +1,5 @@
-//! The report: a replay as one self-contained HTML page, without scripts to run and without requests to make.
+//! The report: a replay as one self-contained HTML page, without scripts to run and without
+//! requests to make.
 
 use maud::{DOCTYPE, Markup, PreEscaped, html};
 use ratelimit_core::{Algorithm as _, AnyAlgorithm, Limit};
@@ -24,8 +25,8 @@ const NAME_CHARS: usize = 80;
 /// The number of paths that are shown of a caller.
 const PATHS: usize = 3;
 
-/// The page. It answers in this order: what would have happened, who is hurt, is each limit right, when, and what would
-/// another policy change.
+/// The page. It answers in this order: what would have happened, who is hurt, is each limit right,
+/// when, and what would another policy change.
 pub(crate) fn page(report: &Report<'_>) -> String {
     let Report { title, notes, tally, comparison, speed } = report;
     let offenders = tally.offenders(usize::MAX);

@@ -24,7 +24,8 @@ pub(crate) use servers::{
 /// The environment variable that holds the secret by which a store hides identifiers.
 const SECRET: &str = "RATELIMIT_SECRET";
 
-/// The secret in a file, or else in the environment. On the command line, other users could read it.
+/// The secret in a file, or else in the environment. On the command line, other users could read
+/// it.
 pub(crate) fn secret(file: Option<&Path>) -> Result<Option<Vec<u8>>, Failure> {
     let (place, secret) = match file {
         None => (SECRET.to_owned(), env::var_os(SECRET).map(OsString::into_encoded_bytes)),
@@ -45,8 +46,8 @@ pub(crate) fn secret(file: Option<&Path>) -> Result<Option<Vec<u8>>, Failure> {
     Ok(secret)
 }
 
-/// The most keys in a memory store: a bound that no realistic log reaches. At some hundred bytes per key, the machine runs
-/// out of memory first.
+/// The most keys in a memory store: a bound that no realistic log reaches. At some hundred bytes
+/// per key, the machine runs out of memory first.
 const MEMORY_KEYS: usize = 64 << 20;
 
 /// A new store in memory.
@@ -82,8 +83,8 @@ impl StoreUrl {
         }
     }
 
-    /// The store itself, if it can decide these limits. On a server its keys begin with the prefix, and hide identifiers
-    /// if there is a secret.
+    /// The store itself, if it can decide these limits. On a server its keys begin with the prefix,
+    /// and hide identifiers if there is a secret.
     pub(crate) async fn open(
         &self,
         prefix: &str,
@@ -130,7 +131,8 @@ impl Store<AnyAlgorithm> for Opened {
     }
 }
 
-/// The error of a build that reaches no server. It does not quote the URL, which may hold a password.
+/// The error of a build that reaches no server. It does not quote the URL, which may hold a
+/// password.
 #[cfg(not(feature = "_servers"))]
 pub(crate) fn no_client() -> Failure {
     Failure::input(

@@ -1,7 +1,9 @@
-//! What a limit's callers needed, and the smallest limits that would have denied no more than a share of them.
+//! What a limit's callers needed, and the smallest limits that would have denied no more than a
+//! share of them.
 //!
-//! A caller needs the most that it used at once of the same limit without a bound: with that capacity and any larger one
-//! the limit alone denies it nothing, with a smaller one at least once. A forced charge counts in full.
+//! A caller needs the most that it used at once of the same limit without a bound: with that
+//! capacity and any larger one the limit alone denies it nothing, with a smaller one at least once.
+//! A forced charge counts in full.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, HashMap};
@@ -11,7 +13,8 @@ use ratelimit_core::{Algorithm, AnyAlgorithm, ConfigError, Limit, LimitCosts, Li
 use crate::nearness::Nearness;
 use crate::text::decimal;
 
-/// These limits without a bound, to observe what callers use: one for each window of each. The first has the limit's name.
+/// These limits without a bound, to observe what callers use: one for each window of each. The
+/// first has the limit's name.
 pub(crate) fn unbounded(
     limits: &Limits<AnyAlgorithm>,
 ) -> Result<Limits<AnyAlgorithm>, ConfigError> {
@@ -90,7 +93,8 @@ impl Needs {
             let mut needs: HashMap<&str, u64> = HashMap::new();
             for (window, used) in windows(&algorithm).iter().zip(&mut used) {
                 for (key, used) in used.into_iter().flat_map(Nearness::used) {
-                    // The smallest capacity of the algorithm that gives this window, in its ratio, room for that.
+                    // The smallest capacity of the algorithm that gives this window, in its ratio,
+                    // room for that.
                     let need =
                         u128::from(used.saturating_sub(1)) * u128::from(algorithm.capacity());
                     let need = u64::try_from(need / u128::from(window.capacity()) + 1);
@@ -132,7 +136,8 @@ impl Needs {
         self.needs.get(usize::try_from(callers).ok()?).copied()
     }
 
-    /// The number of callers by what they needed: exactly below 100, above rounded up to two digits.
+    /// The number of callers by what they needed: exactly below 100, above rounded up to two
+    /// digits.
     pub(crate) fn histogram(&self) -> BTreeMap<u64, u64> {
         let mut histogram = BTreeMap::new();
         for need in &self.needs {

@@ -119,8 +119,8 @@ pub(crate) struct Denials {
     paths: HashMap<Box<str>, u64>,
     /// The lines of the first of them, if lines are kept.
     pub(crate) lines: Vec<String>,
-    /// The spells of denials. A spell begins with a denied request, and ends when the wait of its last denial does, or
-    /// when a request is admitted before that.
+    /// The spells of denials. A spell begins with a denied request, and ends when the wait of its
+    /// last denial does, or when a request is admitted before that.
     pub(crate) spells: u64,
     /// How long the ended spells were, all together.
     pub(crate) denied_us: u64,
@@ -177,7 +177,8 @@ pub(crate) struct Offender<'t> {
 }
 
 impl Tally {
-    /// `nearness`: of how many callers to count how near they came to each limit, which takes memory per caller.
+    /// `nearness`: of how many callers to count how near they came to each limit, which takes
+    /// memory per caller.
     pub(crate) fn new(limits: &Limits<AnyAlgorithm>, nearness: Option<usize>) -> Self {
         let mut identifiers: Vec<IdentifierTally> = Vec::new();
         let mut place_of = |name: &str| {
@@ -310,8 +311,8 @@ impl Tally {
         }
     }
 
-    /// The callers because of whom a request was denied: by a limit whose first identifier names them. Each has the place of
-    /// that identifier.
+    /// The callers because of whom a request was denied: by a limit whose first identifier names
+    /// them. Each has the place of that identifier.
     pub(crate) fn blamed<'e>(&self, decided: &Decided<'e>) -> Vec<(usize, &'e str)> {
         let mut blamed = Vec::new();
         for (place, _) in decided.denying() {
@@ -342,7 +343,8 @@ impl Tally {
         self.requests > 0 && self.limits.iter().all(|limit| limit.applied == 0)
     }
 
-    /// Of each limit that never applied because of an identifier that no request has: which, and the remedy.
+    /// Of each limit that never applied because of an identifier that no request has: which, and
+    /// the remedy.
     pub(crate) fn unmet(&self) -> impl Iterator<Item = ConfigError> {
         let unmet = self.limits.iter().filter(|counts| self.requests > 0 && counts.applied == 0);
         unmet.filter_map(|counts| check_names(&counts.limit, &self.names).err())

@@ -1,4 +1,5 @@
-//! Numbers, times and names for people. All arithmetic uses integers, so no share suffers from float rounding.
+//! Numbers, times and names for people. All arithmetic uses integers, so no share suffers from
+//! float rounding.
 
 use std::time::{Duration, UNIX_EPOCH};
 
@@ -15,8 +16,8 @@ pub(crate) fn in_words(algorithm: &AnyAlgorithm, limit: &Limit<AnyAlgorithm>) ->
     format!("{algorithm}{}", if limit.counts_attempts() { " count attempts" } else { "" })
 }
 
-/// A share in tenths of a percent, rounded; never 0 for a part that exists, and never all for a part that is
-/// not the whole.
+/// A share in tenths of a percent, rounded; never 0 for a part that exists, and never all for a
+/// part that is not the whole.
 pub(crate) fn share(part: u64, whole: u64) -> String {
     if whole == 0 {
         return "–".to_owned();
@@ -58,8 +59,8 @@ pub(crate) fn duration(us: u64) -> String {
     parts.join(" ")
 }
 
-/// The whole part of a number such as `12` or `12.5`, and the millionths behind its point, if it has one. Further decimals
-/// are cut.
+/// The whole part of a number such as `12` or `12.5`, and the millionths behind its point, if it
+/// has one. Further decimals are cut.
 pub(crate) fn decimal(text: &str) -> Option<(u64, Option<u64>)> {
     let digits = |text: &str| !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit());
     let number = |text: &str| Some(text).filter(|text| digits(text))?.parse().ok();
@@ -69,8 +70,8 @@ pub(crate) fn decimal(text: &str) -> Option<(u64, Option<u64>)> {
     Some((number(whole)?, Some(millionths)))
 }
 
-/// Untrusted text, made safe for a terminal: control characters are escaped, and the result has at most `max`
-/// characters.
+/// Untrusted text, made safe for a terminal: control characters are escaped, and the result has at
+/// most `max` characters.
 pub(crate) fn printable(text: &str, max: usize) -> String {
     let mut shown = String::new();
     for (place, c) in text.chars().enumerate() {

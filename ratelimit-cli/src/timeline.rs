@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 
 use ratelimit_core::Timestamp;
 
-/// How many times each readable width of a bucket is the one before it, from 1 µs by 1 ms, 1 s, 1 min, 1 h and 1 d to 360 d:
-/// so buckets are merged without splitting any.
+/// How many times each readable width of a bucket is the one before it, from 1 µs by 1 ms, 1 s, 1
+/// min, 1 h and 1 d to 360 d: so buckets are merged without splitting any.
 const WIDER: [u64; 19] = [1_000, 10, 10, 5, 2, 5, 2, 3, 2, 5, 2, 3, 2, 3, 4, 2, 5, 6, 12];
 /// The most buckets between the first and the last. 2^52 µs are 145 of the widest.
 const MAX_BUCKETS: u64 = 180;
@@ -94,7 +94,8 @@ impl Timeline {
         (first..=last).map(|place| (start(place), bucket(place))).collect()
     }
 
-    /// Round times between the first bucket and the end of the last, a few of them, and the step between two.
+    /// Round times between the first bucket and the end of the last, a few of them, and the step
+    /// between two.
     pub(crate) fn ticks(&self) -> (u64, impl Iterator<Item = Timestamp>) {
         let ends =
             self.ends().map(|(first, last)| [first, last + 1].map(|at| at * self.width_us()));

@@ -1,8 +1,8 @@
 //! The [`Algorithm`] trait: a rate-limiting algorithm as a pure state machine.
 //!
-//! [`Algorithm::refund`] and [`Algorithm::force`] are separate from [`Algorithm::step`]: a refund is no negative cost, a forced
-//! charge is no admission, and each has its own bound. Both are unsupported by default, so your own algorithm needs only a
-//! capacity and a step.
+//! [`Algorithm::refund`] and [`Algorithm::force`] are separate from [`Algorithm::step`]: a refund
+//! is no negative cost, a forced charge is no admission, and each has its own bound. Both are
+//! unsupported by default, so your own algorithm needs only a capacity and a step.
 
 use alloc::borrow::Cow;
 
@@ -28,7 +28,8 @@ pub use sliding_counter::{SlidingCounter, SlidingCounterState};
 pub use sliding_log::{SlidingLog, SlidingLogState};
 pub use window_log::{KeepsEntries, WindowEntry, WindowLog, WindowLogState};
 
-/// A rate-limiting algorithm: a pure function from a state, a time and a cost to a decision and the next state.
+/// A rate-limiting algorithm: a pure function from a state, a time and a cost to a decision and the
+/// next state.
 ///
 /// It has no other input and no other output, so every backend decides alike.
 ///
@@ -36,24 +37,27 @@ pub use window_log::{KeepsEntries, WindowEntry, WindowLog, WindowLogState};
 ///
 /// `ratelimit-testkit` holds every built-in algorithm to these laws on every backend:
 ///
-/// - `None` is the state of a new key: full capacity. A state past its `expires` decides exactly as `None` does.
-/// - A denial writes [`Write::Keep`]. So does a cost of 0, which is always allowed and shows what the next request
-///   would find.
+/// - `None` is the state of a new key: full capacity. A state past its `expires` decides exactly as
+///   `None` does.
+/// - A denial writes [`Write::Keep`]. So does a cost of 0, which is always allowed and shows what
+///   the next request would find.
 /// - `remaining` is the largest cost that fits now, so an admission lowers it by exactly its cost.
-/// - `retry_after_us` is exact: if no other request comes, the same cost is admitted at `now + d` and still denied at
-///   `now + d − 1`. A cost above the capacity is denied with `None`.
-/// - A `now` before the state's own timestamp counts as that timestamp. It creates no capacity, and waits are still
-///   counted from `now`.
-/// - A state written under other parameters of the same [kind](Self::state_kind) never creates more than
-///   [`capacity`](Self::capacity), and never locks a key for longer than these parameters take to recover from empty, or from
-///   all that may be owed. A refund or settlement lowers what it holds by no more than it gives back, and a forced charge
-///   lowers nothing; only an acquire takes it over.
+/// - `retry_after_us` is exact: if no other request comes, the same cost is admitted at `now + d`
+///   and still denied at `now + d − 1`. A cost above the capacity is denied with `None`.
+/// - A `now` before the state's own timestamp counts as that timestamp. It creates no capacity, and
+///   waits are still counted from `now`.
+/// - A state written under other parameters of the same [kind](Self::state_kind) never creates more
+///   than [`capacity`](Self::capacity), and never locks a key for longer than these parameters take
+///   to recover from empty, or from all that may be owed. A refund or settlement lowers what it
+///   holds by no more than it gives back, and a forced charge lowers nothing; only an acquire takes
+///   it over.
 ///
 /// # What to implement
 ///
-/// [`State`](Self::State), [`capacity`](Self::capacity) and [`step`](Self::step) make an algorithm. The other methods
-/// add operations: refunds, forced charges, reservations, metadata. A store in memory also asks for
-/// [`InMemory`](crate::algorithm::InMemory), which `impl InMemory for Mine {}` satisfies.
+/// [`State`](Self::State), [`capacity`](Self::capacity) and [`step`](Self::step) make an algorithm.
+/// The other methods add operations: refunds, forced charges, reservations, metadata. A store in
+/// memory also asks for [`InMemory`](crate::algorithm::InMemory), which `impl InMemory for Mine {}`
+/// satisfies.
 ///
 /// # Example
 ///
@@ -90,12 +94,14 @@ pub trait Algorithm: Send + Sync {
     /// The most that one key can be admitted at one moment: the burst, or the limit of the window.
     fn capacity(&self) -> u64;
 
-    /// What tells its states from those of other limits of the same name, besides that name: the algorithm and, where a state
-    /// says nothing without it, the length of its window, such as `fixed-window/1d`. Numbers that may change on live states,
-    /// such as a rate or a burst, are no part of it. ASCII letters, digits, `-`, `_`, `.`, `/` and parentheses.
+    /// What tells its states from those of other limits of the same name, besides that name: the
+    /// algorithm and, where a state says nothing without it, the length of its window, such as
+    /// `fixed-window/1d`. Numbers that may change on live states, such as a rate or a burst, are no
+    /// part of it. ASCII letters, digits, `-`, `_`, `.`, `/` and parentheses.
     ///
-    /// Empty, the default, if the name alone tells: all limits of the name then share a state, whatever their parameters. An
-    /// algorithm with another one inside forwards this method, and one with windows of its own names their length:
+    /// Empty, the default, if the name alone tells: all limits of the name then share a state,
+    /// whatever their parameters. An algorithm with another one inside forwards this method, and
+    /// one with windows of its own names their length:
     ///
     /// ```
     /// use ratelimit_core::{Algorithm, FixedWindow, Gcra};
@@ -107,60 +113,66 @@ pub trait Algorithm: Send + Sync {
         Cow::Borrowed("")
     }
 
-    /// Decides a request of this cost at `now`, and returns what to write if the request is charged.
+    /// Decides a request of this cost at `now`, and returns what to write if the request is
+    /// charged.
     fn step(&self, state: Option<&Self::State>, now: Timestamp, cost: u64) -> Step<Self::State>;
 
-    /// Gives `cost` back, up to the capacity. Returns `None`, the default, if the algorithm has no refunds.
+    /// Gives `cost` back, up to the capacity. Returns `None`, the default, if the algorithm has no
+    /// refunds.
     fn refund(&self, state: Option<&Self::State>, now: Timestamp, cost: u64) -> MaybeStep<Self> {
         let _ = (state, now, cost);
         None
     }
 
-    /// Charges `cost` even if it does not fit, down to nothing left, or into [debt](Self::debt). Always allowed. Returns `None`,
-    /// the default, if the algorithm has no forced charges.
+    /// Charges `cost` even if it does not fit, down to nothing left, or into [debt](Self::debt).
+    /// Always allowed. Returns `None`, the default, if the algorithm has no forced charges.
     fn force(&self, state: Option<&Self::State>, now: Timestamp, cost: u64) -> MaybeStep<Self> {
         let _ = (state, now, cost);
         None
     }
 
-    /// The most that a key may owe beyond the [capacity](Self::capacity): forced charges and settlements above their reservation
-    /// charge so much more. Requests are denied until it is paid back. 0, the default, if everything beyond the capacity is
-    /// [forgiven](Self::forgiven).
+    /// The most that a key may owe beyond the [capacity](Self::capacity): forced charges and
+    /// settlements above their reservation charge so much more. Requests are denied until it is
+    /// paid back. 0, the default, if everything beyond the capacity is [forgiven](Self::forgiven).
     fn debt(&self) -> u64 {
         0
     }
 
-    /// What a key owes, in units of cost and rounded up: by how much it has used more than its capacity. 0 by default.
+    /// What a key owes, in units of cost and rounded up: by how much it has used more than its
+    /// capacity. 0 by default.
     fn owed(&self, state: Option<&Self::State>, now: Timestamp) -> u64 {
         let _ = (state, now);
         0
     }
 
-    /// What a forced charge of this cost leaves out, because it passes the capacity and the [debt](Self::debt); rounded up.
+    /// What a forced charge of this cost leaves out, because it passes the capacity and the
+    /// [debt](Self::debt); rounded up.
     fn forgiven(&self, state: Option<&Self::State>, now: Timestamp, cost: u64) -> u64 {
         let remaining = self.step(state, now, 0).decision.remaining;
         let room = remaining.saturating_add(self.debt()).saturating_sub(self.owed(state, now));
         cost.saturating_sub(room)
     }
 
-    /// How long a reservation can be settled, or a lease lasts, in microseconds. Returns `None`, the default, if the
-    /// algorithm has no reservations.
+    /// How long a reservation can be settled, or a lease lasts, in microseconds. Returns `None`,
+    /// the default, if the algorithm has no reservations.
     fn reservation_us(&self) -> Option<u64> {
         None
     }
 
-    /// The time that a charge made at `now` counts as made, for [`Reservation::timestamp`]. By default `now`; an
-    /// algorithm whose state moves `now` forward returns that later time.
+    /// The time that a charge made at `now` counts as made, for [`Reservation::timestamp`]. By
+    /// default `now`; an algorithm whose state moves `now` forward returns that later time.
     fn charged_at(&self, state: Option<&Self::State>, now: Timestamp) -> Timestamp {
         let _ = state;
         now
     }
 
-    /// The record of a charge of this cost that is about to be made at `now`: what a settlement needs to give it back, whatever
-    /// the limit's numbers are by then. `before` is the reservation that the charge extends.
+    /// The record of a charge of this cost that is about to be made at `now`: what a settlement
+    /// needs to give it back, whatever the limit's numbers are by then. `before` is the reservation
+    /// that the charge extends.
     ///
-    /// A record keeps what was charged in the [terms of the state](Reservation::terms), because a unit of cost may be worth
-    /// more once the limit has changed. By default it keeps the cost, and the time of the first charge.
+    /// A record keeps what was charged in the [terms of the state](Reservation::terms), because a
+    /// unit of cost may be worth more once the limit has changed. By default it keeps the cost, and
+    /// the time of the first charge.
     fn record(
         &self,
         state: Option<&Self::State>,
@@ -174,9 +186,10 @@ pub trait Algorithm: Send + Sync {
         Reservation { timestamp: before.timestamp, counts, ..new }
     }
 
-    /// Settles a reservation at `cost`, its final cost; a lease ends. Always allowed. A lower cost returns the part of
-    /// the difference that still counts; a higher one charges the rest, as [`force`](Self::force) does. Returns `None`, the
-    /// default, if the algorithm has no reservations.
+    /// Settles a reservation at `cost`, its final cost; a lease ends. Always allowed. A lower cost
+    /// returns the part of the difference that still counts; a higher one charges the rest, as
+    /// [`force`](Self::force) does. Returns `None`, the default, if the algorithm has no
+    /// reservations.
     fn settle(
         &self,
         state: Option<&Self::State>,
@@ -188,8 +201,9 @@ pub trait Algorithm: Send + Sync {
         None
     }
 
-    /// Renews a reservation: its charge counts as made at `now` if the algorithm moves charges, as leases do. Always
-    /// allowed. By default the state stays as it is, and only the reservation lives longer.
+    /// Renews a reservation: its charge counts as made at `now` if the algorithm moves charges, as
+    /// leases do. Always allowed. By default the state stays as it is, and only the reservation
+    /// lives longer.
     fn renew(
         &self,
         state: Option<&Self::State>,
@@ -202,8 +216,9 @@ pub trait Algorithm: Send + Sync {
 
     /// Takes back a charge after another part of its batch failed. Always allowed.
     ///
-    /// `reservation` holds the charge's cost and time, and `charged` is the state that the charge left. Later charges
-    /// stay; so does this one where the state cannot tell it apart from them. By default the charge is settled at 0.
+    /// `reservation` holds the charge's cost and time, and `charged` is the state that the charge
+    /// left. Later charges stay; so does this one where the state cannot tell it apart from them.
+    /// By default the charge is settled at 0.
     fn undo(
         &self,
         state: Option<&Self::State>,
@@ -215,10 +230,11 @@ pub trait Algorithm: Send + Sync {
         self.settle(state, now, reservation, 0)
     }
 
-    /// Charges a new key all that every part of the limit admits, and all that may be owed: nothing is left as of `now`, and
-    /// the wait for full recovery is the longest that a state from before `now` causes. By default forces a charge of the
-    /// [`capacity`](Self::capacity) and the [debt](Self::debt), or steps what remains if there are no forced charges; a limit of
-    /// several parts charges each of them.
+    /// Charges a new key all that every part of the limit admits, and all that may be owed: nothing
+    /// is left as of `now`, and the wait for full recovery is the longest that a state from before
+    /// `now` causes. By default forces a charge of the [`capacity`](Self::capacity) and the
+    /// [debt](Self::debt), or steps what remains if there are no forced charges; a limit of several
+    /// parts charges each of them.
     fn filled(&self, now: Timestamp) -> Step<Self::State> {
         let capacity = self.capacity();
         let forced = self.force(None, now, capacity.saturating_add(self.debt()));
@@ -237,27 +253,28 @@ pub trait Algorithm: Send + Sync {
         None
     }
 
-    /// Whether charges are leases, which callers release when they are done, so that a denial usually ends before its
-    /// wait does. `false`, the default, for all but [`Concurrency`]. Caches keep no denial of such a limit, and a batch is
-    /// not renewed once its lease under such a limit has ended.
+    /// Whether charges are leases, which callers release when they are done, so that a denial
+    /// usually ends before its wait does. `false`, the default, for all but [`Concurrency`]. Caches
+    /// keep no denial of such a limit, and a batch is not renewed once its lease under such a limit
+    /// has ended.
     fn has_leases(&self) -> bool {
         false
     }
 
-    /// How the budget of a key recovers, for stores that draw a part of it in advance. `None`, the default, if it is not
-    /// known or a mixture: nothing is drawn in advance then.
+    /// How the budget of a key recovers, for stores that draw a part of it in advance. `None`, the
+    /// default, if it is not known or a mixture: nothing is drawn in advance then.
     fn recovery(&self) -> Option<Recovery> {
         None
     }
 
-    /// The most bytes of the caller's metadata that a charge keeps. `None`, the default, if it keeps none; stores
-    /// then drop the metadata.
+    /// The most bytes of the caller's metadata that a charge keeps. `None`, the default, if it
+    /// keeps none; stores then drop the metadata.
     fn metadata_bytes(&self) -> Option<usize> {
         None
     }
 
-    /// Adds the caller's metadata, at most [`metadata_bytes`](Self::metadata_bytes), to the charge that wrote this
-    /// state.
+    /// Adds the caller's metadata, at most [`metadata_bytes`](Self::metadata_bytes), to the charge
+    /// that wrote this state.
     fn annotate(&self, state: &mut Self::State, metadata: &[u8]) {
         let _ = (state, metadata);
     }
@@ -268,7 +285,8 @@ pub trait Algorithm: Send + Sync {
 pub enum Recovery {
     /// Gradually, as the tokens of a bucket flow back.
     Gradual,
-    /// All at once, after [`reset_after_us`](Decision::reset_after_us): a charge counts in the window that it was made in.
+    /// All at once, after [`reset_after_us`](Decision::reset_after_us): a charge counts in the
+    /// window that it was made in.
     AtReset,
 }
 
@@ -351,7 +369,8 @@ impl<S> Write<S> {
     }
 }
 
-/// Writes [`Algorithm::undo`] for an algorithm that counts a charge in one window, of which `$window` tells the beginning.
+/// Writes [`Algorithm::undo`] for an algorithm that counts a charge in one window, of which
+/// `$window` tells the beginning.
 macro_rules! undone_by_refund {
     (|$state:ident| $window:expr) => {
         /// Takes the charge off its window, if that is still the current one.

@@ -24,8 +24,8 @@ use crate::timestamp::Timestamp;
 /// The other name of [`Gcra`].
 const TOKEN_BUCKET: &str = "token-bucket";
 
-/// Writes the enum of algorithms, the enum of their states, and the dispatch between them: the one list that a new
-/// built-in algorithm is added to.
+/// Writes the enum of algorithms, the enum of their states, and the dispatch between them: the one
+/// list that a new built-in algorithm is added to.
 macro_rules! algorithms {
     ($( $(#[$doc:meta])* $variant:ident($state:ty) = $name:literal $(or $alias:ident)?, )+) => {
         /// Any of the built-in algorithms.
@@ -113,7 +113,8 @@ macro_rules! algorithms {
 
         #[deny(clippy::missing_trait_methods)]
         impl InMemory for AnyAlgorithm {
-            /// A state of another algorithm, which a store finds only where two hashes agree, counts as none.
+            /// A state of another algorithm, which a store finds only where two hashes agree,
+            /// counts as none.
             fn step_in_place(&self, state: &mut AnyState, now: Timestamp, cost: u64) -> Step<()> {
                 match (self, &mut *state) {
                     $(
@@ -188,7 +189,8 @@ algorithms! {
 pub(crate) mod text;
 
 impl AnyAlgorithm {
-    /// What the limit admits in the long run, in lowest terms for a bucket; `None` for a limit on concurrency.
+    /// What the limit admits in the long run, in lowest terms for a bucket; `None` for a limit on
+    /// concurrency.
     ///
     /// ```
     /// use ratelimit_core::AnyAlgorithm;

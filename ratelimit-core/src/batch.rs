@@ -1,6 +1,7 @@
 //! [`Batch`]: several checks that are decided together, all or nothing.
 //!
-//! A batch carries its operation and its time, so a store implements one method and a layer that wraps a store forwards one.
+//! A batch carries its operation and its time, so a store implements one method and a layer that
+//! wraps a store forwards one.
 
 mod compact;
 mod decide;
@@ -112,20 +113,22 @@ impl<'a, A: Algorithm> Batch<'a, A> {
         self
     }
 
-    /// The same checks under an id. The store applies them once, however often they are sent, and an acquired charge can
-    /// be settled and renewed under the id.
+    /// The same checks under an id. The store applies them once, however often they are sent, and
+    /// an acquired charge can be settled and renewed under the id.
     #[must_use]
     pub const fn id(mut self, id: ReservationId) -> Self {
         self.id = Some(id);
         self
     }
 
-    /// The same checks under an id that was drawn for this one charge: no client chose it, its acquire is sent once, and its
-    /// settlement at most a few times, within seconds. Every batch under the id must declare it.
+    /// The same checks under an id that was drawn for this one charge: no client chose it, its
+    /// acquire is sent once, and its settlement at most a few times, within seconds. Every batch
+    /// under the id must declare it.
     ///
-    /// A store then forgets the settled reservation after [`REPEAT_US`](crate::store::Reservation::REPEAT_US). A store that has no
-    /// room for another reservation charges the batch [without a record](crate::Verdict::is_unrecorded), where it refuses
-    /// an id of a caller.
+    /// A store then forgets the settled reservation after
+    /// [`REPEAT_US`](crate::store::Reservation::REPEAT_US). A store that has no room for another
+    /// reservation charges the batch [without a record](crate::Verdict::is_unrecorded), where it
+    /// refuses an id of a caller.
     #[must_use]
     pub const fn settled_once(mut self) -> Self {
         self.settled_once = true;
@@ -139,8 +142,8 @@ impl<'a, A: Algorithm> Batch<'a, A> {
         self
     }
 
-    /// The same operation on other checks, all of them distinct: a part of these, or a merger of several. For stores that
-    /// decide a batch in parts.
+    /// The same operation on other checks, all of them distinct: a part of these, or a merger of
+    /// several. For stores that decide a batch in parts.
     #[must_use]
     pub const fn with_checks<'p>(&self, checks: &'p [Check<'p, A>]) -> Batch<'p, A>
     where
@@ -149,32 +152,32 @@ impl<'a, A: Algorithm> Batch<'a, A> {
         Batch { checks, ..*self }
     }
 
-    /// The same checks as a part of a larger batch that another part denies: only limits that charge attempts are
-    /// charged. For stores that decide a batch in parts.
+    /// The same checks as a part of a larger batch that another part denies: only limits that
+    /// charge attempts are charged. For stores that decide a batch in parts.
     #[must_use]
     pub const fn denied_elsewhere(mut self) -> Self {
         self.denied_elsewhere = true;
         self
     }
 
-    /// The same checks of a request that the store has just failed to decide: a fallback decides them without asking
-    /// it again. Other stores decide them as usual.
+    /// The same checks of a request that the store has just failed to decide: a fallback decides
+    /// them without asking it again. Other stores decide them as usual.
     #[must_use]
     pub const fn without_store(mut self) -> Self {
         self.without_store = true;
         self
     }
 
-    /// The same checks as a part of a larger batch with an id, with its [group](Self::reservation_group). For stores that
-    /// decide a batch in parts.
+    /// The same checks as a part of a larger batch with an id, with its
+    /// [group](Self::reservation_group). For stores that decide a batch in parts.
     #[must_use]
     pub const fn in_group(mut self, group: &'a Arc<ReservationGroup>) -> Self {
         self.group = Some(group);
         self
     }
 
-    /// The group that a reservation of this batch keeps: `None` for a single check or without an id. `fingerprint`
-    /// returns [`States::fingerprint`].
+    /// The group that a reservation of this batch keeps: `None` for a single check or without an
+    /// id. `fingerprint` returns [`States::fingerprint`].
     #[must_use]
     pub fn reservation_group(
         &self,
@@ -215,14 +218,16 @@ impl<'a, A: Algorithm> Batch<'a, A> {
         self.denied_elsewhere
     }
 
-    /// Whether it is a part of a larger batch: [denied elsewhere](Self::denied_elsewhere) or [in a group](Self::in_group).
+    /// Whether it is a part of a larger batch: [denied elsewhere](Self::denied_elsewhere) or [in a
+    /// group](Self::in_group).
     #[inline]
     #[must_use]
     pub const fn is_part(&self) -> bool {
         self.denied_elsewhere || self.group.is_some()
     }
 
-    /// Whether it only acquires or peeks: without an id and metadata, and not as a part of a larger batch.
+    /// Whether it only acquires or peeks: without an id and metadata, and not as a part of a larger
+    /// batch.
     #[inline]
     #[must_use]
     pub const fn is_plain(&self) -> bool {
@@ -256,7 +261,8 @@ impl<'a, A: Algorithm> Batch<'a, A> {
         self.metadata
     }
 
-    /// Refuses requests that no state could satisfy. [`decide`] calls it; a store that decides elsewhere calls it first.
+    /// Refuses requests that no state could satisfy. [`decide`] calls it; a store that decides
+    /// elsewhere calls it first.
     ///
     /// # Errors
     /// What is wrong with the request.

@@ -16,8 +16,9 @@ use crate::rate::{Rate, period_us, whole_number};
 
 /// A built-in algorithm that is still to be built: `Gcra::per_second(10).burst(20)`.
 ///
-/// Numbers are checked by [`build`](Self::build), not before: no step of the chain panics, and only the last one returns
-/// a `Result`. [`Limits::builder`](crate::Limits::builder) takes the builder as it is and builds it.
+/// Numbers are checked by [`build`](Self::build), not before: no step of the chain panics, and only
+/// the last one returns a `Result`. [`Limits::builder`](crate::Limits::builder) takes the builder
+/// as it is and builds it.
 ///
 /// ```
 /// use ratelimit_core::{FixedWindow, Gcra, TokenBucket};
@@ -126,7 +127,8 @@ macro_rules! from_text {
         impl FromStr for $algorithm {
             type Err = ConfigError;
 
-            /// Reads a rate such as `10/s`, followed by ` burst 20` and ` debt 5` where the algorithm has them.
+            /// Reads a rate such as `10/s`, followed by ` burst 20` and ` debt 5` where the
+            /// algorithm has them.
             fn from_str(text: &str) -> Result<Self, ConfigError> {
                 let (text, debt) = split_number(text, "debt", 0)?;
                 let (rate, burst) = split_number(text, "burst", 1)?;
@@ -190,7 +192,8 @@ macro_rules! per {
                 per_minute 60
                 /// `count` per hour, to be finished with [`build`](AlgorithmBuilder::build).
                 per_hour 3_600
-                /// `count` per day of 24 hours, to be finished with [`build`](AlgorithmBuilder::build).
+                /// `count` per day of 24 hours, to be finished with
+                /// [`build`](AlgorithmBuilder::build).
                 per_day 86_400
             }
 
@@ -212,7 +215,8 @@ macro_rules! per {
 per!(Gcra, FixedWindow, FirstRequestWindow, WindowLog, SlidingCounter, SlidingLog);
 
 impl Concurrency {
-    /// `count` at the same time, each for at most `lease`, to be finished with [`build`](AlgorithmBuilder::build).
+    /// `count` at the same time, each for at most `lease`, to be finished with
+    /// [`build`](AlgorithmBuilder::build).
     ///
     /// ```
     /// use core::time::Duration;
@@ -227,7 +231,8 @@ impl Concurrency {
     }
 }
 
-/// The text before a number under this name, and the number if it is there: ` burst 20` of `10/s burst 20`.
+/// The text before a number under this name, and the number if it is there: ` burst 20` of `10/s
+/// burst 20`.
 fn split_number<'t>(
     text: &'t str,
     name: &str,
@@ -262,7 +267,8 @@ impl FromStr for BucketedWindow {
     }
 }
 
-/// What needs no building is an algorithm already: see [`LimitsBuilder::limit`](crate::LimitsBuilder::limit).
+/// What needs no building is an algorithm already: see
+/// [`LimitsBuilder::limit`](crate::LimitsBuilder::limit).
 impl From<Infallible> for ConfigError {
     fn from(never: Infallible) -> Self {
         match never {}

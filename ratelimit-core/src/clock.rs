@@ -18,8 +18,9 @@ impl<C: Clock + ?Sized> Clock for Arc<C> {
     }
 }
 
-/// The operating system's time, read once and continued by its monotonic clock. It never goes back and never jumps. Two
-/// processes differ by as much as the system's clock was set between their starts.
+/// The operating system's time, read once and continued by its monotonic clock. It never goes back
+/// and never jumps. Two processes differ by as much as the system's clock was set between their
+/// starts.
 #[cfg(feature = "std")]
 #[derive(Clone, Copy, Debug)]
 #[allow(clippy::disallowed_types, reason = "the clock")]
@@ -53,8 +54,9 @@ impl Clock for SystemClock {
     }
 }
 
-/// Tokio's time, which a test can pause: then it stands still while tasks work, and passes at once when all of them sleep. A store on
-/// any other clock stands still while a program sleeps in paused time.
+/// Tokio's time, which a test can pause: then it stands still while tasks work, and passes at once
+/// when all of them sleep. A store on any other clock stands still while a program sleeps in paused
+/// time.
 ///
 /// It needs a tokio runtime where it is made and read, as tokio's own time does.
 ///

@@ -1,7 +1,8 @@
 //! The answer: one [`Decision`] per limit, one [`Verdict`] per batch.
 //!
-//! `replenish_after_us` is the wait of a cost of `remaining + 1`. Every step and every Lua twin computes that wait already,
-//! and one law checks it everywhere. It is what `t` of the `RateLimit` header field reports.
+//! `replenish_after_us` is the wait of a cost of `remaining + 1`. Every step and every Lua twin
+//! computes that wait already, and one law checks it everywhere. It is what `t` of the `RateLimit`
+//! header field reports.
 
 use alloc::boxed::Box;
 use alloc::vec::Vec;
@@ -25,14 +26,16 @@ pub struct Decision {
     pub cost: u64,
     /// The capacity: the burst of a bucket, the limit of a window.
     pub limit: u64,
-    /// What is left after this decision, in whole units of cost; of a peek, what such a request would leave.
+    /// What is left after this decision, in whole units of cost; of a peek, what such a request
+    /// would leave.
     pub remaining: u64,
-    /// How long until the same request is admitted, in microseconds, if no other request comes. 0 if it is admitted now,
-    /// `None` if it never can be (its cost is above the capacity). The charge of a denied request, if there is one, counts
-    /// (see [`Limit::count_attempts`](crate::Limit::count_attempts)).
+    /// How long until the same request is admitted, in microseconds, if no other request comes. 0
+    /// if it is admitted now, `None` if it never can be (its cost is above the capacity). The
+    /// charge of a denied request, if there is one, counts (see
+    /// [`Limit::count_attempts`](crate::Limit::count_attempts)).
     pub retry_after_us: Option<u64>,
-    /// How long until `remaining` grows, in microseconds, if no other request comes: the wait of a request that costs
-    /// `remaining + 1`. 0 if it does not grow, because nothing is missing.
+    /// How long until `remaining` grows, in microseconds, if no other request comes: the wait of a
+    /// request that costs `remaining + 1`. 0 if it does not grow, because nothing is missing.
     pub replenish_after_us: u64,
     /// How long until the limit has fully recovered, in microseconds, if no other request comes.
     pub reset_after_us: u64,
@@ -45,7 +48,8 @@ impl Decision {
         self.retry_after_us.map(Duration::from_micros)
     }
 
-    /// [`replenish_after_us`](Self::replenish_after_us) as a duration. `None` if nothing is missing.
+    /// [`replenish_after_us`](Self::replenish_after_us) as a duration. `None` if nothing is
+    /// missing.
     #[must_use]
     pub fn replenish_after(&self) -> Option<Duration> {
         (self.replenish_after_us > 0).then(|| Duration::from_micros(self.replenish_after_us))
@@ -63,8 +67,9 @@ impl Decision {
 /// A verdict limits nothing by itself: the caller must read [`allowed`](Self::allowed).
 ///
 /// It is allowed when every limit allows it. It shows the `limit` and `remaining` of the limit with
-/// the least remaining (the first on a tie), as `replenish_after` the moment when the least remaining grows, the longest
-/// `reset_after`, and as `retry_after` the moment when all of them would admit. A batch of one answers inline, without an allocation.
+/// the least remaining (the first on a tie), as `replenish_after` the moment when the least
+/// remaining grows, the longest `reset_after`, and as `retry_after` the moment when all of them
+/// would admit. A batch of one answers inline, without an allocation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[must_use = "a verdict limits nothing by itself: look at `allowed()`"]
 pub struct Verdict {
@@ -72,8 +77,9 @@ pub struct Verdict {
     decisions: DecisionList,
 }
 
-// Two variants of 24 bytes, and no field beside them. A third variant costs a check in memory two hundredths of its
-// instructions, to drop it, and a field in the verdict as much of several checks at once (measured).
+// Two variants of 24 bytes, and no field beside them. A third variant costs a check in memory two
+// hundredths of its instructions, to drop it, and a field in the verdict as much of several checks
+// at once (measured).
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum DecisionList {
     One,
@@ -85,7 +91,8 @@ enum DecisionList {
 struct Rare {
     /// Whether there is one decision, which is the summary.
     is_one: bool,
-    /// The limits that have decided, unless they are the first ones of the policy, in their positions.
+    /// The limits that have decided, unless they are the first ones of the policy, in their
+    /// positions.
     positions: Option<Box<[usize]>>,
     /// The decisions of shadow limits, with their positions in the policy.
     shadow: Vec<(usize, Decision)>,
@@ -98,9 +105,11 @@ struct Rare {
 /// What a limit leaves beside its [`Decision`], in units of cost.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Account {
-    /// What the key owes after this decision, rounded up. 0 for a limit without a [debt](crate::Algorithm::debt).
+    /// What the key owes after this decision, rounded up. 0 for a limit without a
+    /// [debt](crate::Algorithm::debt).
     pub owed: u64,
-    /// What a forced charge or a settlement used and the limit did not charge, because it passes capacity and debt. Rounded up.
+    /// What a forced charge or a settlement used and the limit did not charge, because it passes
+    /// capacity and debt. Rounded up.
     pub forgiven: u64,
 }
 
@@ -110,12 +119,14 @@ pub enum Source {
     /// The store decided.
     #[default]
     Store,
-    /// The store was unreachable, and a fallback decided by each limit's [outage behaviour](crate::OnOutage).
+    /// The store was unreachable, and a fallback decided by each limit's [outage
+    /// behaviour](crate::OnOutage).
     Fallback,
     /// A cache decided by what it knows of the store's states.
     Cache,
-    /// The request was served from an allotment: budget that the store had charged in advance. All values of the
-    /// decisions but `allowed` are as of that charge, without what other processes have charged since.
+    /// The request was served from an allotment: budget that the store had charged in advance. All
+    /// values of the decisions but `allowed` are as of that charge, without what other processes
+    /// have charged since.
     Allotment,
 }
 
@@ -139,8 +150,8 @@ impl Verdict {
         Self { summary: decision, decisions: DecisionList::One }
     }
 
-    /// The verdict of several limits, in the order of the batch. Without any, the request is unlimited: see
-    /// [`Verdict::is_unlimited`].
+    /// The verdict of several limits, in the order of the batch. Without any, the request is
+    /// unlimited: see [`Verdict::is_unlimited`].
     #[inline]
     pub fn several(decisions: Vec<Decision>) -> Self {
         if let [decision] = *decisions {
@@ -174,13 +185,14 @@ impl Verdict {
         self.rare(|rare| rare.is_unrecorded = true)
     }
 
-    /// The same verdict beside the decisions of shadow limits, each with its position in the policy.
+    /// The same verdict beside the decisions of shadow limits, each with its position in the
+    /// policy.
     pub(crate) fn with_shadow(self, shadow: Vec<(usize, Decision)>) -> Self {
         if shadow.is_empty() { self } else { self.rare(|rare| rare.shadow = shadow) }
     }
 
-    /// The same verdict, decided by the limits at these positions of a policy, in ascending order. By default a
-    /// verdict was decided by the first limits, each in its position.
+    /// The same verdict, decided by the limits at these positions of a policy, in ascending order.
+    /// By default a verdict was decided by the first limits, each in its position.
     pub(crate) fn of(self, positions: impl Iterator<Item = usize> + Clone) -> Self {
         if positions.clone().enumerate().all(|(position, limit)| position == limit) {
             return self;
@@ -212,21 +224,22 @@ impl Verdict {
         self.rarely().map_or(Source::Store, |rare| rare.source)
     }
 
-    /// Whether the store charged the request without a record of its reservation, for which it had no room. The charge
-    /// is final: settling it changes nothing, and a lease ends when it expires.
+    /// Whether the store charged the request without a record of its reservation, for which it had
+    /// no room. The charge is final: settling it changes nothing, and a lease ends when it expires.
     #[must_use]
     pub fn is_unrecorded(&self) -> bool {
         self.rarely().is_some_and(|rare| rare.is_unrecorded)
     }
 
-    /// What each [shadow limit](crate::Limit::shadow) would have decided. They affect nothing else in
-    /// the verdict.
+    /// What each [shadow limit](crate::Limit::shadow) would have decided. They affect nothing else
+    /// in the verdict.
     #[must_use]
     pub fn shadow_decisions(&self) -> impl ExactSizeIterator<Item = &Decision> {
         self.shadow().iter().map(|(_, decision)| decision)
     }
 
-    /// The same verdict with what decisions leave beside themselves, each with the position of its decision.
+    /// The same verdict with what decisions leave beside themselves, each with the position of its
+    /// decision.
     pub fn with_accounts(self, accounts: impl IntoIterator<Item = (usize, Account)>) -> Self {
         let accounts = accounts.into_iter().filter(|(_, account)| *account != Account::default());
         let accounts: Vec<_> = accounts.collect();
@@ -245,7 +258,8 @@ impl Verdict {
         self.rarely().into_iter().flat_map(|rare| rare.accounts.iter().copied())
     }
 
-    /// What is owed to the limit that is owed the most, in units of cost. See [`Algorithm::debt`](crate::Algorithm::debt).
+    /// What is owed to the limit that is owed the most, in units of cost. See
+    /// [`Algorithm::debt`](crate::Algorithm::debt).
     ///
     /// ```
     /// use ratelimit_core::{Gcra, Limits, RateLimiter};
@@ -262,7 +276,8 @@ impl Verdict {
         self.accounts().map(|(_, account)| account.owed).max().unwrap_or_default()
     }
 
-    /// What the limit that forgives the most has not charged of this request, in units of cost: it passes capacity and debt.
+    /// What the limit that forgives the most has not charged of this request, in units of cost: it
+    /// passes capacity and debt.
     #[must_use]
     pub fn forgiven(&self) -> u64 {
         self.accounts().map(|(_, account)| account.forgiven).max().unwrap_or_default()
@@ -282,21 +297,23 @@ impl Verdict {
         self.summary.limit
     }
 
-    /// The least remaining of all limits, in whole units of cost. Of a peek it is what such a request would leave: peek at cost 0
-    /// for what is there.
+    /// The least remaining of all limits, in whole units of cost. Of a peek it is what such a
+    /// request would leave: peek at cost 0 for what is there.
     #[inline]
     #[must_use]
     pub const fn remaining(&self) -> u64 {
         self.summary.remaining
     }
 
-    /// How long until all limits admit the same request: zero if they do now, `None` if one of them never can.
+    /// How long until all limits admit the same request: zero if they do now, `None` if one of them
+    /// never can.
     #[must_use]
     pub fn retry_after(&self) -> Option<Duration> {
         self.summary.retry_after()
     }
 
-    /// How long until [`remaining`](Self::remaining) grows, if no other request comes. `None` if nothing is missing.
+    /// How long until [`remaining`](Self::remaining) grows, if no other request comes. `None` if
+    /// nothing is missing.
     #[must_use]
     pub fn replenish_after(&self) -> Option<Duration> {
         self.summary.replenish_after()
@@ -315,9 +332,10 @@ impl Verdict {
         &self.summary
     }
 
-    /// The decision of each limit, in the order of the batch. In a denied batch a limit that would have
-    /// admitted is `allowed` and shows what it has, uncharged. One that counts attempts is charged all the same:
-    /// it shows what it has left, and its wait until the same request fits again.
+    /// The decision of each limit, in the order of the batch. In a denied batch a limit that would
+    /// have admitted is `allowed` and shows what it has, uncharged. One that counts attempts is
+    /// charged all the same: it shows what it has left, and its wait until the same request fits
+    /// again.
     #[must_use]
     pub fn decisions(&self) -> &[Decision] {
         match &self.decisions {
@@ -363,7 +381,8 @@ impl Decision {
         reset_after_us: 0,
     };
 
-    /// Makes what a [`Verdict`] over those before this position shows into what it shows with this one.
+    /// Makes what a [`Verdict`] over those before this position shows into what it shows with this
+    /// one.
     #[inline]
     pub(crate) fn add(&mut self, position: usize, decision: &Self) {
         if position == 0 || decision.remaining < self.remaining {
@@ -372,7 +391,8 @@ impl Decision {
             self.remaining = decision.remaining;
             self.replenish_after_us = decision.replenish_after_us;
         } else if decision.remaining == self.remaining {
-            // The least remaining grows once all limits that share it have grown, and never if one of them is full.
+            // The least remaining grows once all limits that share it have grown, and never if one
+            // of them is full.
             self.replenish_after_us = match (self.replenish_after_us, decision.replenish_after_us) {
                 (0, _) | (_, 0) => 0,
                 (a, b) => a.max(b),

@@ -1,12 +1,14 @@
 //! Policies read from a document. Every mistake is named with its limit and what is accepted.
 //!
-//! A limit is checked after each of its fields, while the format still knows where the field is: an error has the
-//! position of the first field with which the limit is wrong, whatever follows. What a later field can make right is an
-//! error only at the end, so the order of the fields decides nothing. In a format that sorts the fields (the crate `toml`
-//! without its feature `preserve_order`) the position may be that of another field of the same limit.
+//! A limit is checked after each of its fields, while the format still knows where the field is: an
+//! error has the position of the first field with which the limit is wrong, whatever follows. What
+//! a later field can make right is an error only at the end, so the order of the fields decides
+//! nothing. In a format that sorts the fields (the crate `toml` without its feature
+//! `preserve_order`) the position may be that of another field of the same limit.
 //!
-//! The parser takes values of any type, so that an error can name the limit. Types therefore say nothing about the schema,
-//! and `ratelimit-cli/ratelimit.schema.json` is written by hand. Property tests compare it with this parser.
+//! The parser takes values of any type, so that an error can name the limit. Types therefore say
+//! nothing about the schema, and `ratelimit-cli/ratelimit.schema.json` is written by hand. Property
+//! tests compare it with this parser.
 
 use alloc::collections::BTreeMap;
 use alloc::format;
@@ -55,8 +57,8 @@ const FIELDS: [&str; 12] = [
     "rates",
 ];
 
-/// The fields of one `[[limit]]` written so far, with values of any type, so that an error can name its limit. `None` stands for
-/// a `null`: the field counts as absent.
+/// The fields of one `[[limit]]` written so far, with values of any type, so that an error can name
+/// its limit. `None` stands for a `null`: the field counts as absent.
 #[derive(Default)]
 struct LimitTable(BTreeMap<&'static str, Option<GivenValue>>);
 
@@ -412,7 +414,8 @@ impl LimitTable {
             })?;
             let of =
                 |burst: &str| AnyAlgorithm::of_numbers(algorithm, &format!("{rate}{burst}{debt}"));
-            // A burst that follows may fit where the count of the rate, which is its default, does not.
+            // A burst that follows may fit where the count of the rate, which is its default, does
+            // not.
             of(&burst).map_err(|error| Fault {
                 error,
                 may_follow: burst.is_empty() && of(" burst 1").is_ok(),

@@ -1,4 +1,5 @@
-//! Entries that count until they are one window old: the common part of the sliding log and the concurrency limit.
+//! Entries that count until they are one window old: the common part of the sliding log and the
+//! concurrency limit.
 //!
 //! An entry made at `t` counts until just before `t + window`, and no longer at `t + window`.
 
@@ -21,16 +22,18 @@ pub struct LogEntry {
     pub cost: u64,
 }
 
-/// What [`SlidingLog`](crate::SlidingLog) and [`Concurrency`](crate::Concurrency) (`LEASES`) keep for a key.
+/// What [`SlidingLog`](crate::SlidingLog) and [`Concurrency`](crate::Concurrency) (`LEASES`) keep
+/// for a key.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LogState<const LEASES: bool> {
-    /// What was admitted, or the leases: oldest first, their times strictly ascending, none of cost 0. Leases of the same moment
-    /// share one entry; their [`Reservation`]s tell them apart.
+    /// What was admitted, or the leases: oldest first, their times strictly ascending, none of cost
+    /// 0. Leases of the same moment share one entry; their [`Reservation`]s tell them apart.
     pub entries: Vec<LogEntry>,
 }
 
-/// [`SlidingLog`](crate::SlidingLog), or [`Concurrency`](crate::Concurrency) if `LEASES`: a limit on the sum of entries, each of
-/// which counts for one window. They differ in that a lease is known by its time: it can be released and renewed.
+/// [`SlidingLog`](crate::SlidingLog), or [`Concurrency`](crate::Concurrency) if `LEASES`: a limit
+/// on the sum of entries, each of which counts for one window. They differ in that a lease is known
+/// by its time: it can be released and renewed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LoggedWindow<const LEASES: bool> {
     pub(crate) limit: u64,
@@ -54,8 +57,8 @@ pub(crate) fn sum(costs: impl Iterator<Item = u64>) -> u64 {
     u64::try_from(sum).unwrap_or(u64::MAX)
 }
 
-/// The entries after a refund, which takes so much off the newest ones and drops those of which nothing is left: a refund undoes
-/// the latest charges. `None` if nothing changes.
+/// The entries after a refund, which takes so much off the newest ones and drops those of which
+/// nothing is left: a refund undoes the latest charges. `None` if nothing changes.
 pub(crate) fn refunded<E: Clone>(
     entries: &[E],
     mut owed: u64,
@@ -174,8 +177,8 @@ impl<const LEASES: bool> LoggedWindow<LEASES> {
         }
     }
 
-    /// Takes `charged` off the entry made at `timestamp`, if it is still there. If `renewed`, adds what it took at
-    /// `now`.
+    /// Takes `charged` off the entry made at `timestamp`, if it is still there. If `renewed`, adds
+    /// what it took at `now`.
     fn take(
         &self,
         state: Option<&LogState<LEASES>>,
@@ -209,7 +212,8 @@ impl<const LEASES: bool> Algorithm for LoggedWindow<LEASES> {
         self.limit
     }
 
-    /// A lease of another length is another state: a shorter one would forget those of the longer one.
+    /// A lease of another length is another state: a shorter one would forget those of the longer
+    /// one.
     fn state_kind(&self) -> Cow<'static, str> {
         kind_of_window(if LEASES { "concurrency" } else { "sliding-log" }, self.window_us)
     }
@@ -224,7 +228,8 @@ impl<const LEASES: bool> Algorithm for LoggedWindow<LEASES> {
         Step { decision, write }
     }
 
-    /// Takes the cost off the newest entries: a refund undoes the latest charges, or ends the newest leases.
+    /// Takes the cost off the newest entries: a refund undoes the latest charges, or ends the
+    /// newest leases.
     fn refund(&self, state: Option<&Self::State>, now: Timestamp, cost: u64) -> MaybeStep<Self> {
         let live = self.live(state, now);
         let entries = refunded(live.entries, cost, |entry| &mut entry.cost);

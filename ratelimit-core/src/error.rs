@@ -1,4 +1,5 @@
-//! [`ConfigError`], for limits, policies and batches that cannot be built, and [`ErrorKind`], for the errors of stores.
+//! [`ConfigError`], for limits, policies and batches that cannot be built, and [`ErrorKind`], for
+//! the errors of stores.
 
 use alloc::format;
 use alloc::string::String;
@@ -51,8 +52,8 @@ pub(crate) fn did_you_mean<'a>(wrong: &str, known: impl IntoIterator<Item = &'a 
     nearest.map_or_else(String::new, |(_, name)| format!("; did you mean {name:?}?"))
 }
 
-/// How many characters differ: the optimal string alignment distance, in which two swapped neighbours are one error. Upper
-/// and lower case are the same.
+/// How many characters differ: the optimal string alignment distance, in which two swapped
+/// neighbours are one error. Upper and lower case are the same.
 fn typing_errors(a: &str, b: &str) -> usize {
     let (a, b) = (a.to_ascii_lowercase().into_bytes(), b.to_ascii_lowercase().into_bytes());
     let mut rows: Vec<Vec<usize>> = vec![(0..=b.len()).collect()];
@@ -89,15 +90,17 @@ pub enum ErrorKind {
     Corrupt,
     /// The request is at fault: see [`Refusal`](crate::Refusal). Nothing was charged.
     Invalid,
-    /// The reservation or lease under the id has ended, or there was none. Nothing was charged, and nothing given back.
+    /// The reservation or lease under the id has ended, or there was none. Nothing was charged, and
+    /// nothing given back.
     Ended,
     /// The store is configured wrongly, or the server refuses it. Nothing was charged.
     Config,
 }
 
 impl ErrorKind {
-    /// Whether the store cannot be reached or does not answer: it is [`Unavailable`](Self::Unavailable) or
-    /// [`Indeterminate`](Self::Indeterminate). Errors of all other kinds come from a store that is there.
+    /// Whether the store cannot be reached or does not answer: it is
+    /// [`Unavailable`](Self::Unavailable) or [`Indeterminate`](Self::Indeterminate). Errors of all
+    /// other kinds come from a store that is there.
     #[must_use]
     pub const fn is_outage(self) -> bool {
         matches!(self, Self::Unavailable | Self::Indeterminate)

@@ -39,8 +39,8 @@ use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 /// # Ok::<(), std::net::AddrParseError>(())
 /// ```
 ///
-/// An address is written as text for each request, which allocates. To check one address against many limiters, write it
-/// once and pass the `str`.
+/// An address is written as text for each request, which allocates. To check one address against
+/// many limiters, write it once and pass the `str`.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` does not identify a caller",
     label = "neither a key nor identifiers by name",
@@ -60,7 +60,8 @@ pub trait Identifiers {
         None
     }
 
-    /// The names of its identifiers, for messages: an error names what the request had. None by default.
+    /// The names of its identifiers, for messages: an error names what the request had. None by
+    /// default.
     fn names(&self) -> Vec<&str> {
         Vec::new()
     }
@@ -125,8 +126,8 @@ macro_rules! strings {
 
 strings!(str, String, Cow<'_, str>, Box<str>, Rc<str>, Arc<str>);
 
-/// Addresses, as values and as bare keys. An IPv4 address that is written as an IPv6 one (`::ffff:192.0.2.7`) is the IPv4
-/// address: a client has one key on sockets of either kind.
+/// Addresses, as values and as bare keys. An IPv4 address that is written as an IPv6 one
+/// (`::ffff:192.0.2.7`) is the IPv4 address: a client has one key on sockets of either kind.
 macro_rules! addresses {
     ($($address:ty),+) => { $(
         impl IdentifierValue for $address {

@@ -1,31 +1,36 @@
-//! The [`InMemory`] trait: how a store in the same process keeps an algorithm's states small and steps them fast.
+//! The [`InMemory`] trait: how a store in the same process keeps an algorithm's states small and
+//! steps them fast.
 //!
-//! [`Algorithm`] and [`InMemory`] are two traits, because an algorithm's reader and its author need only the methods that
-//! decide. The price is one line per algorithm, `impl InMemory for Mine {}`: stable Rust has neither specialization nor
-//! defaults for associated types to save it.
+//! [`Algorithm`] and [`InMemory`] are two traits, because an algorithm's reader and its author need
+//! only the methods that decide. The price is one line per algorithm, `impl InMemory for Mine {}`:
+//! stable Rust has neither specialization nor defaults for associated types to save it.
 
 use crate::algorithms::{Algorithm, Step};
 use crate::timestamp::Timestamp;
 
 /// An [`Algorithm`] whose states a store keeps in the memory of the process.
 ///
-/// Every method is provided. An algorithm that needs no more than [`step`](Algorithm::step) needs one line:
-/// `impl InMemory for Mine {}`. The methods decide nothing of their own; they save copies, allocations and
-/// instructions, and they let a store bound the memory that its states take.
+/// Every method is provided. An algorithm that needs no more than [`step`](Algorithm::step) needs
+/// one line: `impl InMemory for Mine {}`. The methods decide nothing of their own; they save
+/// copies, allocations and instructions, and they let a store bound the memory that its states
+/// take.
 ///
 /// # Contract
 ///
 /// `ratelimit-testkit` checks these laws:
 ///
-/// - [`step_in_place`](Self::step_in_place) decides and writes exactly what [`step`](Algorithm::step) does. It decides
-///   before it writes, so that a panic leaves the state as it was.
-/// - [`from_compact`](Self::from_compact) returns the state that [`to_compact`](Self::to_compact) encoded.
-/// - [`step_fast`](Self::step_fast) returns either what [`step`](Algorithm::step) does or `None`. Only differences
-///   between times matter to it, so a store may count them from any epoch.
-/// - A store may read a compact state while another thread writes it, and discard the result. So `from_compact`,
-///   and every step of the state that it returns, accept any numbers without a panic.
-/// - One step, forced or not, and one renewal add at most [`entries_per_step`](Self::entries_per_step) entries to a
-///   state.
+/// - [`step_in_place`](Self::step_in_place) decides and writes exactly what
+///   [`step`](Algorithm::step) does. It decides before it writes, so that a panic leaves the state
+///   as it was.
+/// - [`from_compact`](Self::from_compact) returns the state that [`to_compact`](Self::to_compact)
+///   encoded.
+/// - [`step_fast`](Self::step_fast) returns either what [`step`](Algorithm::step) does or `None`.
+///   Only differences between times matter to it, so a store may count them from any epoch.
+/// - A store may read a compact state while another thread writes it, and discard the result. So
+///   `from_compact`, and every step of the state that it returns, accept any numbers without a
+///   panic.
+/// - One step, forced or not, and one renewal add at most
+///   [`entries_per_step`](Self::entries_per_step) entries to a state.
 ///
 /// # Example
 ///
@@ -49,8 +54,8 @@ use crate::timestamp::Timestamp;
     note = "write `impl InMemory for {Self} {{}}`: every method is provided"
 )]
 pub trait InMemory: Algorithm {
-    /// Steps a state that the store owns and writes the next state over it. [`Write::Keep`] means that the state
-    /// decides as before; [`Write::Remove`] means that the store must drop it.
+    /// Steps a state that the store owns and writes the next state over it. [`Write::Keep`] means
+    /// that the state decides as before; [`Write::Remove`] means that the store must drop it.
     ///
     /// [`Write::Keep`]: crate::algorithm::Write::Keep
     /// [`Write::Remove`]: crate::algorithm::Write::Remove
@@ -58,8 +63,8 @@ pub trait InMemory: Algorithm {
         stepped_in_place(self, state, now, cost)
     }
 
-    /// The number of entries in a state whose size grows with the requests that it admits, so that a store can bound
-    /// them. 0, the default, for states of one size.
+    /// The number of entries in a state whose size grows with the requests that it admits, so that
+    /// a store can bound them. 0, the default, for states of one size.
     fn entries_in(state: &Self::State) -> usize
     where
         Self: Sized,
@@ -73,8 +78,8 @@ pub trait InMemory: Algorithm {
         0
     }
 
-    /// Whether the states of this limit usually have a [`Compact`] form. A hint: the store looks for them in its
-    /// compact table first.
+    /// Whether the states of this limit usually have a [`Compact`] form. A hint: the store looks
+    /// for them in its compact table first.
     fn is_compact(&self) -> bool {
         false
     }
@@ -98,13 +103,14 @@ pub trait InMemory: Algorithm {
         None
     }
 
-    /// Whether this limit has a [fast step](Self::step_fast). `false`, the default, keeps stores from trying it.
+    /// Whether this limit has a [fast step](Self::step_fast). `false`, the default, keeps stores
+    /// from trying it.
     fn has_fast_step(&self) -> bool {
         false
     }
 
-    /// Steps from one compact state to the next in so few instructions that a store may inline it. Returns `None`,
-    /// the default, for requests that it does not handle.
+    /// Steps from one compact state to the next in so few instructions that a store may inline it.
+    /// Returns `None`, the default, for requests that it does not handle.
     fn step_fast(&self, state: Compact, now: Timestamp, cost: u64) -> Option<Step<Compact>>
     where
         Self: Sized,
@@ -114,7 +120,8 @@ pub trait InMemory: Algorithm {
     }
 }
 
-/// Writes the methods of [`InMemory`] that count entries, for a state that lists them in this field. A step adds at most one.
+/// Writes the methods of [`InMemory`] that count entries, for a state that lists them in this
+/// field. A step adds at most one.
 macro_rules! counts_entries {
     ($entries:ident) => {
         fn entries_in(state: &Self::State) -> usize {
@@ -128,7 +135,8 @@ macro_rules! counts_entries {
 }
 pub(crate) use counts_entries;
 
-/// A state in three numbers, which a store can pack into a word or two without knowing their meaning.
+/// A state in three numbers, which a store can pack into a word or two without knowing their
+/// meaning.
 ///
 /// From `at + span_us` on, it decides as no state does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -168,7 +176,8 @@ pub(crate) fn stepped_in_place<A: Algorithm + ?Sized>(
     algorithm.step(Some(state), now, cost).map(|next| *state = next)
 }
 
-/// The [fast step](InMemory::step_fast), if the limit [has one](InMemory::has_fast_step) and it handles the request.
+/// The [fast step](InMemory::step_fast), if the limit [has one](InMemory::has_fast_step) and it
+/// handles the request.
 #[inline]
 pub(crate) fn stepped_fast<A: InMemory>(
     algorithm: &A,

@@ -1,4 +1,5 @@
-//! Rate limits, algorithms and [`RateLimiter`]: the part that you always need. No I/O, no clock, no floats.
+//! Rate limits, algorithms and [`RateLimiter`]: the part that you always need. No I/O, no clock, no
+//! floats.
 //!
 //! ```
 //! use ratelimit_core::{Gcra, Limits, RateLimiter};
@@ -13,8 +14,10 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! A store keeps the state of each caller: in memory ([`ratelimit-memory`](https://docs.rs/ratelimit-memory)) or on Redis
-//! ([`ratelimit-redis`](https://docs.rs/ratelimit-redis)). Both give the same decisions, field by field.
+//! A store keeps the state of each caller: in memory
+//! ([`ratelimit-memory`](https://docs.rs/ratelimit-memory)) or on Redis
+//! ([`ratelimit-redis`](https://docs.rs/ratelimit-redis)). Both give the same decisions, field by
+//! field.
 //!
 //! # Main types
 //!
@@ -78,7 +81,8 @@
 //!
 //! # An algorithm by itself
 //!
-//! An [`Algorithm`] is a pure function from a state, a time and a cost to a [`Decision`] and the next state:
+//! An [`Algorithm`] is a pure function from a state, a time and a cost to a [`Decision`] and the
+//! next state:
 //!
 //! ```
 //! use ratelimit_core::{Algorithm, Gcra, Timestamp};
@@ -90,13 +94,15 @@
 //! # Ok::<(), ratelimit_core::ConfigError>(())
 //! ```
 //!
-//! All numbers are integers below 2^53: 3/s, 7 per 5 minutes and 10 million/s are exact, and a script on Redis computes the
-//! same numbers.
+//! All numbers are integers below 2^53: 3/s, 7 per 5 minutes and 10 million/s are exact, and a
+//! script on Redis computes the same numbers.
 //!
 //! # A store
 //!
-//! A store decides a [`Batch`](store::Batch) as [`decide`](store::decide) does. One that wraps another needs a few lines, and the guide's
-//! [chapter](https://github.com/ratelimit-rs/ratelimit/blob/main/docs/guide/src/own-store.md) has a whole one:
+//! A store decides a [`Batch`](store::Batch) as [`decide`](store::decide) does. One that wraps
+//! another needs a few lines, and the guide's
+//! [chapter](https://github.com/ratelimit-rs/ratelimit/blob/main/docs/guide/src/own-store.md) has a
+//! whole one:
 //!
 //! ```
 //! use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -189,8 +195,8 @@ pub use store_traits::erased::{DynError, DynStore};
 pub use store_traits::{Store, StoreError, SyncStore};
 pub use timestamp::Timestamp;
 
-/// The parts of an [`Algorithm`]: its steps, the traits of what it can do besides, builders, and the states of the built-in
-/// ones.
+/// The parts of an [`Algorithm`]: its steps, the traits of what it can do besides, builders, and
+/// the states of the built-in ones.
 pub mod algorithm {
     pub use crate::algorithms::{
         BucketCount, BucketWindow, BucketedWindowState, ConcurrencyState, CountedWindow,
@@ -209,7 +215,8 @@ pub mod algorithm {
     pub use crate::window::WindowState;
 }
 
-/// What a [`Store`] is asked, and what it decides with: a batch of checks, an operation, and [`decide`](store::decide).
+/// What a [`Store`] is asked, and what it decides with: a batch of checks, an operation, and
+/// [`decide`](store::decide).
 pub mod store {
     pub use crate::batch::{Batch, Check, CompactStates, States, decide, decide_compact};
     #[cfg(feature = "tokio")]

@@ -35,8 +35,8 @@ pub struct Limit<A> {
     algorithm: A,
 }
 
-/// The outage behaviour of a limit: how its requests are decided while the store is unreachable. A layer that wraps the
-/// store applies it.
+/// The outage behaviour of a limit: how its requests are decided while the store is unreachable. A
+/// layer that wraps the store applies it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum OnOutage {
     /// They are allowed, without a limit.
@@ -79,8 +79,9 @@ impl<A: Algorithm> Limit<A> {
     /// A limit of this name, which counts by the bare key.
     ///
     /// # Errors
-    /// A name that is empty, longer than 64 bytes, or holds anything but ASCII letters, digits, `-`, `_` and `.` (it becomes a
-    /// part of keys on a server). A [state kind](Algorithm::state_kind) with other characters.
+    /// A name that is empty, longer than 64 bytes, or holds anything but ASCII letters, digits,
+    /// `-`, `_` and `.` (it becomes a part of keys on a server). A [state
+    /// kind](Algorithm::state_kind) with other characters.
     pub fn new(name: &str, algorithm: A) -> Result<Self, ConfigError> {
         checked_name(name, "a limit's name").map_err(|error| error.in_limit(name))?;
         let state_name = state_name(name, &algorithm)?;
@@ -97,8 +98,8 @@ impl<A: Algorithm> Limit<A> {
         })
     }
 
-    /// The same limit, which counts by the identifier of this name, such as `ip` or `user`. With several names, it counts by
-    /// their combinations.
+    /// The same limit, which counts by the identifier of this name, such as `ip` or `user`. With
+    /// several names, it counts by their combinations.
     ///
     /// # Errors
     /// A name given twice, or one that could not be the name of a limit.
@@ -118,8 +119,8 @@ impl<A: Algorithm> Limit<A> {
         Ok(self)
     }
 
-    /// The same limit, required of every request: a request that lacks its identifiers is an error, even if other limits
-    /// apply to it.
+    /// The same limit, required of every request: a request that lacks its identifiers is an error,
+    /// even if other limits apply to it.
     ///
     /// ```
     /// use ratelimit_core::{Gcra, Limit};
@@ -141,10 +142,10 @@ impl<A: Algorithm> Limit<A> {
 
     /// The same limit in shadow mode: it decides and charges, and never denies.
     ///
-    /// A [`RateLimiter`](crate::RateLimiter) decides shadow limits after the others have admitted the request, each by
-    /// itself, and adds their decisions to the verdict: see
-    /// [`Verdict::shadow_decisions`](crate::Verdict::shadow_decisions). An error of the store leaves a decision out. To
-    /// try a limit before it is enforced, give it a name of its own.
+    /// A [`RateLimiter`](crate::RateLimiter) decides shadow limits after the others have admitted
+    /// the request, each by itself, and adds their decisions to the verdict: see
+    /// [`Verdict::shadow_decisions`](crate::Verdict::shadow_decisions). An error of the store
+    /// leaves a decision out. To try a limit before it is enforced, give it a name of its own.
     ///
     /// ```
     /// use ratelimit_core::{Gcra, Limit};
@@ -178,9 +179,10 @@ impl<A: Algorithm> Limit<A> {
         self.on_outage
     }
 
-    /// The same limit as one of `nodes` nodes enforces it by itself: the shares of all nodes together admit at most
-    /// what the limit admits, except those of a [`SlidingCounter`](crate::SlidingCounter), which admit up to `nodes` − 1
-    /// more. See [`Share`].
+    /// The same limit as one of `nodes` nodes enforces it by itself: the shares of all nodes
+    /// together admit at most what the limit admits, except those of a
+    /// [`SlidingCounter`](crate::SlidingCounter), which admit up to `nodes` − 1 more. See
+    /// [`Share`].
     ///
     /// ```
     /// use core::num::NonZeroU64;
@@ -209,8 +211,8 @@ impl<A: Algorithm> Limit<A> {
         })
     }
 
-    /// Checks that it counts by none but these identifiers; `None` among them is the bare key. A limit that counts by
-    /// another one never applies, and nothing shows it.
+    /// Checks that it counts by none but these identifiers; `None` among them is the bare key. A
+    /// limit that counts by another one never applies, and nothing shows it.
     ///
     /// ```
     /// use ratelimit_core::{Gcra, Limit};
@@ -246,8 +248,8 @@ impl<A: Algorithm> Limit<A> {
         .in_limit(&*self.name))
     }
 
-    /// Checks that its algorithm suits a caller that `reserves` costs and settles them, or one that does not. A lease that no
-    /// caller releases keeps its place until it ends.
+    /// Checks that its algorithm suits a caller that `reserves` costs and settles them, or one that
+    /// does not. A lease that no caller releases keeps its place until it ends.
     ///
     /// ```
     /// use ratelimit_core::{Concurrency, Limit, SlidingCounter};
@@ -299,8 +301,9 @@ impl<A: Algorithm> Limit<A> {
         }
     }
 
-    /// What its states belong to, besides a key: its name, and behind a `/` the [kind](Algorithm::state_kind) of its algorithm's
-    /// states. So limits of one name whose algorithm or window differ have a state each, and those of other numbers share one.
+    /// What its states belong to, besides a key: its name, and behind a `/` the
+    /// [kind](Algorithm::state_kind) of its algorithm's states. So limits of one name whose
+    /// algorithm or window differ have a state each, and those of other numbers share one.
     ///
     /// ```
     /// use ratelimit_core::{FixedWindow, Limit};
@@ -315,8 +318,8 @@ impl<A: Algorithm> Limit<A> {
         &self.state_name
     }
 
-    /// A hash of the [state name](Self::state_name), the same in every process. Stores mix it into the hash of a key, so that
-    /// they hash the key once for all of its limits.
+    /// A hash of the [state name](Self::state_name), the same in every process. Stores mix it into
+    /// the hash of a key, so that they hash the key once for all of its limits.
     #[inline]
     #[must_use]
     pub const fn fingerprint(&self) -> u64 {
@@ -376,8 +379,9 @@ fn state_name<A: Algorithm>(name: &str, algorithm: &A) -> Result<Box<str>, Confi
 
 /// The hash of a state's name.
 ///
-/// Source: FNV-1a of 64 bits, then the finalizer of `MurmurHash3`, so that a change of one character changes every bit with
-/// even chance. It does not resist crafted collisions: the author of the limits is trusted.
+/// Source: FNV-1a of 64 bits, then the finalizer of `MurmurHash3`, so that a change of one
+/// character changes every bit with even chance. It does not resist crafted collisions: the author
+/// of the limits is trusted.
 const fn fingerprint(name: &str) -> u64 {
     let (bytes, mut hash, mut at) = (name.as_bytes(), 0xcbf2_9ce4_8422_2325_u64, 0);
     while at < bytes.len() {
@@ -457,8 +461,8 @@ impl<A: Algorithm> Limits<A> {
         Ok(Self(limits))
     }
 
-    /// Those of these limits that have one of these names, in the order of the policy. A name that ends in `*` stands for
-    /// all that begin with the rest of it, such as `search.*`.
+    /// Those of these limits that have one of these names, in the order of the policy. A name that
+    /// ends in `*` stands for all that begin with the rest of it, such as `search.*`.
     ///
     /// ```
     /// use ratelimit_core::{Gcra, Limits};
@@ -473,7 +477,8 @@ impl<A: Algorithm> Limits<A> {
     /// ```
     ///
     /// # Errors
-    /// A name that no limit has, so that nothing is unlimited because of a misspelt name; no name at all.
+    /// A name that no limit has, so that nothing is unlimited because of a misspelt name; no name
+    /// at all.
     pub fn only<N: AsRef<str>>(&self, names: &[N]) -> Result<Self, ConfigError>
     where
         A: Clone,

@@ -1,8 +1,9 @@
 //! [`RateLimiter`]: limits and a store, by caller.
 //!
-//! Shadow limits are decided after the enforced limits have admitted the request, in a batch each. In one batch they would
-//! deny the enforced limits, or need an exception in every script. The price is one store call per shadow limit, until one
-//! of a request's calls finds the store unreachable: a `Fallback` then decides the rest without asking it again.
+//! Shadow limits are decided after the enforced limits have admitted the request, in a batch each.
+//! In one batch they would deny the enforced limits, or need an exception in every script. The
+//! price is one store call per shadow limit, until one of a request's calls finds the store
+//! unreachable: a `Fallback` then decides the rest without asking it again.
 
 #![allow(
     clippy::inline_always,
@@ -43,12 +44,13 @@ pub use request::{LimitCosts, Request};
 
 /// The limits of a policy, kept in a store: *may this caller do this now, at this cost?*
 ///
-/// A caller is a bare key, or identifiers by name. A limit applies to callers that have all of its identifiers; the limits
-/// that apply are all charged, or none is. A request to which no limit applies is an error, unless the limiter
-/// [allows it](Self::allow_unlimited).
+/// A caller is a bare key, or identifiers by name. A limit applies to callers that have all of its
+/// identifiers; the limits that apply are all charged, or none is. A request to which no limit
+/// applies is an error, unless the limiter [allows it](Self::allow_unlimited).
 ///
-/// Only the store differs between a unit test and production; see `ratelimit-memory` and `ratelimit-redis`. Every method
-/// has an async form and, for stores that decide without waiting, a form whose name ends in `_now`.
+/// Only the store differs between a unit test and production; see `ratelimit-memory` and
+/// `ratelimit-redis`. Every method has an async form and, for stores that decide without waiting, a
+/// form whose name ends in `_now`.
 #[derive(Clone, Debug)]
 pub struct RateLimiter<S, A = AnyAlgorithm> {
     limits: Limits<A>,
@@ -59,7 +61,8 @@ pub struct RateLimiter<S, A = AnyAlgorithm> {
 impl<S, A: Algorithm> RateLimiter<S, A> {
     /// A limiter with these limits in this store.
     ///
-    /// The limits determine the type of the store: `MemoryStore::builder().build()` needs no type here.
+    /// The limits determine the type of the store: `MemoryStore::builder().build()` needs no type
+    /// here.
     #[must_use]
     pub const fn new(limits: Limits<A>, store: S) -> Self
     where
@@ -70,10 +73,12 @@ impl<S, A: Algorithm> RateLimiter<S, A> {
 
     /// The same limiter, which admits a request to which no limit applies.
     ///
-    /// By default such a request is an error, [`Refusal::NoLimitApplies`](crate::Refusal::NoLimitApplies): a misspelt
-    /// or missing identifier must not be unlimited. A request that lacks the identifiers of a
-    /// [required](Limit::required) limit stays an error. Settling and renewing under identifiers to which no limit applies
-    /// then succeed too, as for a reservation that was unlimited: check their spelling in both calls.
+    /// By default such a request is an error,
+    /// [`Refusal::NoLimitApplies`](crate::Refusal::NoLimitApplies): a misspelt or missing
+    /// identifier must not be unlimited. A request that lacks the identifiers of a
+    /// [required](Limit::required) limit stays an error. Settling and renewing under identifiers to
+    /// which no limit applies then succeed too, as for a reservation that was unlimited: check
+    /// their spelling in both calls.
     ///
     /// ```
     /// # use ratelimit_core::*;
@@ -135,7 +140,8 @@ impl<S, A: Algorithm> RateLimiter<S, A> {
         &self.store
     }
 
-    /// A request of this caller, of cost 1 and at the store's time: the full form of all methods below.
+    /// A request of this caller, of cost 1 and at the store's time: the full form of all methods
+    /// below.
     ///
     /// `limiter.request(&[("ip", ip), ("user", user)]).cost(5).at(timestamp).peek().await?`
     #[inline]
@@ -181,7 +187,8 @@ impl<S: Store<A>, A: Algorithm> RateLimiter<S, A> {
     }
 }
 
-/// Writes each operation in its async form and, for stores that decide without waiting, in the form whose name ends in `_now`.
+/// Writes each operation in its async form and, for stores that decide without waiting, in the form
+/// whose name ends in `_now`.
 macro_rules! operations {
     ($(
         $(#[$doc:meta])+
@@ -217,8 +224,9 @@ macro_rules! operations {
 }
 
 operations! {
-    /// Decides as [`check_n`](Self::check_n) does, and charges nothing. [`remaining`](Verdict::remaining) is what such a request
-    /// would leave; of a peek at cost 0, it is what is there.
+    /// Decides as [`check_n`](Self::check_n) does, and charges nothing.
+    /// [`remaining`](Verdict::remaining) is what such a request would leave; of a peek at cost 0,
+    /// it is what is there.
     ///
     /// ```
     /// use ratelimit_core::{FixedWindow, Limits, RateLimiter};
@@ -253,10 +261,11 @@ operations! {
     /// The store's error.
     reset, reset_now() => |request| request, Reset;
 
-    /// Charges the caller an estimate under this id, to [commit](Self::commit) within an hour of this call, or of the
-    /// last that renews or extends it. Under a
-    /// [`Concurrency`](crate::Concurrency) limit it grants a lease, to [renew](Self::renew), and to release by committing 0. A
-    /// reservation that is never settled stays charged; a lease ends by itself.
+    /// Charges the caller an estimate under this id, to [commit](Self::commit) within an hour of
+    /// this call, or of the last that renews or extends it. Under a
+    /// [`Concurrency`](crate::Concurrency) limit it grants a lease, to [renew](Self::renew), and to
+    /// release by committing 0. A reservation that is never settled stays charged; a lease ends by
+    /// itself.
     ///
     /// ```
     /// # use std::future::{Future, ready};
@@ -275,8 +284,9 @@ operations! {
     /// The store's error; a limit without reservations. A denial is not an error.
     reserve, reserve_now(id: ReservationId, estimate: u64) => |request| request.id(id).cost(estimate), Acquire;
 
-    /// Settles the reservation at its final cost: returns the difference to the estimate, or charges it, down to nothing
-    /// left. A cost of 0 gives all of it back; a lease ends at any cost. Repeating the call changes nothing.
+    /// Settles the reservation at its final cost: returns the difference to the estimate, or
+    /// charges it, down to nothing left. A cost of 0 gives all of it back; a lease ends at any
+    /// cost. Repeating the call changes nothing.
     ///
     /// # Errors
     /// The store's error; an id without a reservation, or one that was settled at another cost.
@@ -285,13 +295,14 @@ operations! {
     /// Starts the lease again, or keeps the reservation for another hour.
     ///
     /// # Errors
-    /// The store's error; an id without a reservation: it has expired, and another caller may have its place.
+    /// The store's error; an id without a reservation: it has expired, and another caller may have
+    /// its place.
     renew, renew_now(id: ReservationId) => |request| request.id(id), Renew;
 }
 
 impl<S: EntryStore<A>, A: KeepsEntries> RateLimiter<S, A> {
-    /// The entries of each limit that applies to the caller, by the limit's name: the admitted requests that count, oldest
-    /// first. Only a [`WindowLog`](crate::WindowLog) keeps entries.
+    /// The entries of each limit that applies to the caller, by the limit's name: the admitted
+    /// requests that count, oldest first. Only a [`WindowLog`](crate::WindowLog) keeps entries.
     ///
     /// # Errors
     /// The store's error.
@@ -361,7 +372,8 @@ impl<S: SyncStore<A>, A: Algorithm> RateLimiter<S, A> {
         self.request(caller).cost(cost).apply_any_now(Op::Acquire).0
     }
 
-    /// Grants the caller a lease of 1 for as long as the returned value lives. See [`Request::lease_now`].
+    /// Grants the caller a lease of 1 for as long as the returned value lives. See
+    /// [`Request::lease_now`].
     ///
     /// # Errors
     /// As [`reserve`](Self::reserve).

@@ -7,7 +7,8 @@ use crate::any_algorithm::AnyAlgorithm;
 use crate::error::ConfigError;
 use crate::limit::{Limit, Limits, OnOutage};
 
-/// Limits, one after the other, of whatever becomes the same type of algorithm. See [`Limits::builder`].
+/// Limits, one after the other, of whatever becomes the same type of algorithm. See
+/// [`Limits::builder`].
 ///
 /// [`build`](Self::build) returns the first mistake, with the name of its limit.
 #[derive(Clone, Debug)]
@@ -17,7 +18,8 @@ pub struct LimitsBuilder<A = AnyAlgorithm> {
 }
 
 impl Limits<AnyAlgorithm> {
-    /// Limits of different built-in algorithms, each given as an algorithm, as a builder of one or in words.
+    /// Limits of different built-in algorithms, each given as an algorithm, as a builder of one or
+    /// in words.
     ///
     /// ```
     /// use ratelimit_core::{FixedWindow, Gcra, Limits};
@@ -65,7 +67,8 @@ impl<A: Algorithm> LimitsBuilder<A> {
         self.change_last("by", |limit| limit.by(identifier_names))
     }
 
-    /// A request without the identifiers of the limit before this call is an error: see [`Limit::required`].
+    /// A request without the identifiers of the limit before this call is an error: see
+    /// [`Limit::required`].
     pub fn required(self) -> Self {
         self.change_last("required", |limit| Ok(limit.required()))
     }

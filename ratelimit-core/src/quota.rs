@@ -8,8 +8,8 @@ use crate::stack::Stack;
 
 /// An algorithm that reports its rate and its window, as every built-in one does.
 ///
-/// No store needs it. Implement it for your own algorithm if headers or messages should show its window:
-/// see [`NamedDecision::window`](crate::NamedDecision::window).
+/// No store needs it. Implement it for your own algorithm if headers or messages should show its
+/// window: see [`NamedDecision::window`](crate::NamedDecision::window).
 ///
 /// ```
 /// use ratelimit_core::{Algorithm, FixedWindow, Gcra, Timestamp};
@@ -30,16 +30,19 @@ use crate::stack::Stack;
     note = "implement `Quota` for it; both methods may return `None`"
 )]
 pub trait Quota: Algorithm {
-    /// What is admitted in the long run: of several windows the slowest. `None` where no rate describes the limit, as
-    /// for [`Concurrency`](crate::Concurrency). A bucket knows its rate in lowest terms: `120/m` is `2/s`.
+    /// What is admitted in the long run: of several windows the slowest. `None` where no rate
+    /// describes the limit, as for [`Concurrency`](crate::Concurrency). A bucket knows its rate in
+    /// lowest terms: `120/m` is `2/s`.
     fn rate(&self) -> Option<Rate>;
 
-    /// The time, in microseconds, in which [`Decision::limit`] of this decision is admitted: the window, or for a bucket
-    /// the time from empty to full. Of several windows with that limit, the longest. `None` where the limit has none.
+    /// The time, in microseconds, in which [`Decision::limit`] of this decision is admitted: the
+    /// window, or for a bucket the time from empty to full. Of several windows with that limit, the
+    /// longest. `None` where the limit has none.
     fn window_us(&self, decision: &Decision) -> Option<u64>;
 }
 
-/// No rate and no window where charges are leases: how often places become free depends on their holders.
+/// No rate and no window where charges are leases: how often places become free depends on their
+/// holders.
 impl<A: FromRate> Quota for A {
     fn rate(&self) -> Option<Rate> {
         (!self.has_leases()).then(|| self.to_rate())

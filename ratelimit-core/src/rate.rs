@@ -54,8 +54,8 @@ impl Rate {
     /// ```
     ///
     /// # Errors
-    /// A count or period of 0, a count or period in microseconds above [`MAX_INTEGER`], or a period with a fraction of a
-    /// microsecond, which would not be exact.
+    /// A count or period of 0, a count or period in microseconds above [`MAX_INTEGER`], or a period
+    /// with a fraction of a microsecond, which would not be exact.
     pub fn new(count: u64, period: Duration) -> Result<Self, ConfigError> {
         if !period.subsec_nanos().is_multiple_of(1_000) {
             return Err(ConfigError::new(format!(
@@ -182,17 +182,19 @@ impl fmt::Display for Period {
     }
 }
 
-/// The [kind](crate::Algorithm::state_kind) of an algorithm's states for windows of this length, such as `fixed-window/1d`.
+/// The [kind](crate::Algorithm::state_kind) of an algorithm's states for windows of this length,
+/// such as `fixed-window/1d`.
 pub(crate) fn kind_of_window(algorithm: &str, us: u64) -> Cow<'static, str> {
     format!("{algorithm}/{}", Period { us, times_one: true }).into()
 }
 
 /// A rate and a burst in whole units: what [`Gcra`](crate::Gcra) computes with.
 ///
-/// A rate of `n` tokens per `p` refill ticks is reduced to lowest terms. Then one token is `p` units, and every refill
-/// tick adds `n` units: thirds and sevenths are exact. A refill tick is one microsecond. Where the capacity in units
-/// would pass 2^52, it is a millisecond or a second. A coarser tick adds the same units later, never earlier: if it
-/// would add more than a nearly full bucket had room for meanwhile, the tick starts again with the charge.
+/// A rate of `n` tokens per `p` refill ticks is reduced to lowest terms. Then one token is `p`
+/// units, and every refill tick adds `n` units: thirds and sevenths are exact. A refill tick is one
+/// microsecond. Where the capacity in units would pass 2^52, it is a millisecond or a second. A
+/// coarser tick adds the same units later, never earlier: if it would add more than a nearly full
+/// bucket had room for meanwhile, the tick starts again with the charge.
 ///
 /// ```
 /// use ratelimit_core::algorithm::Refill;

@@ -75,14 +75,15 @@ pub enum Refusal {
         /// The operation.
         op: Op,
     },
-    /// The store's own clock is at the end of time, or past it: states written now would never count.
+    /// The store's own clock is at the end of time, or past it: states written now would never
+    /// count.
     #[error(
         "the store's clock says {now_us} µs since the Unix epoch, which is the year 2112 or later; set the \
          clock, which may count in another unit than microseconds"
     )]
     EndOfTime {
-        /// The time of the clock, in microseconds since the Unix epoch; at most [`MAX_INTEGER`](crate::algorithm::MAX_INTEGER) where
-        /// the clock is cut there.
+        /// The time of the clock, in microseconds since the Unix epoch; at most
+        /// [`MAX_INTEGER`](crate::algorithm::MAX_INTEGER) where the clock is cut there.
         now_us: u64,
     },
     /// The metadata is longer than a limit keeps.
@@ -98,7 +99,8 @@ pub enum Refusal {
         /// The most bytes that the limit keeps.
         most: usize,
     },
-    /// The id has no reservation for these identifiers: it never had one, it has expired, or it is for others.
+    /// The id has no reservation for these identifiers: it never had one, it has expired, or it is
+    /// for others.
     #[error(
         "{id} has no reservation for these identifiers: it never had one, it has expired, or it is for \
          others"
@@ -201,7 +203,8 @@ impl Refusal {
 mod tests {
     use super::*;
 
-    /// A row per variant: the match in [`Refusal::kind`] does not compile without a new one, and its kind is said here.
+    /// A row per variant: the match in [`Refusal::kind`] does not compile without a new one, and
+    /// its kind is said here.
     #[test]
     fn each_refusal_has_its_kind_and_names_the_limit_that_it_is_about() {
         let (limit, id) = (|| String::from("l7"), ReservationId::new(9));

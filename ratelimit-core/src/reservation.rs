@@ -1,11 +1,13 @@
 //! [`Reservation`]: a charge under an id, which is made once and can be settled later.
 //!
-//! A request with a [`ReservationId`] leaves a reservation beside the state that it charges. Under a
-//! [`Concurrency`](crate::Concurrency) limit the reservation is a lease. It distinguishes a first call from a repeated one, so
-//! a client can safely repeat every operation that carries an id (an idempotency key).
+//! A request with a [`ReservationId`] leaves a reservation beside the state that it charges. Under
+//! a [`Concurrency`](crate::Concurrency) limit the reservation is a lease. It distinguishes a first
+//! call from a repeated one, so a client can safely repeat every operation that carries an id (an
+//! idempotency key).
 //!
-//! An id that a layer drew is settled once. Its record is forgotten ten seconds after the settlement, and a full store in
-//! memory charges without a record: refusing would let the reservations of one caller refuse all others.
+//! An id that a layer drew is settled once. Its record is forgotten ten seconds after the
+//! settlement, and a full store in memory charges without a record: refusing would let the
+//! reservations of one caller refuse all others.
 
 use alloc::boxed::Box;
 use alloc::sync::Arc;
@@ -70,21 +72,25 @@ pub struct ReservationGroup {
 /// What a store keeps of a reservation or a lease.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Reservation {
-    /// When its newest charge counts as made. Renewing a lease moves this time; renewing any other reservation does not. In a
-    /// settled reservation that is forgotten [early](Self::settled_at), when it is forgotten: later than `since`.
+    /// When its newest charge counts as made. Renewing a lease moves this time; renewing any other
+    /// reservation does not. In a settled reservation that is forgotten [early](Self::settled_at),
+    /// when it is forgotten: later than `since`.
     pub timestamp: Timestamp,
     /// The charge: of an extended reservation the sum of its charges.
     pub cost: u64,
-    /// The part of the cost that counted at `timestamp`: what a settlement can give back. All of it, until an extension finds
-    /// that some of what was charged before has been paid back. 0 once it is settled.
+    /// The part of the cost that counted at `timestamp`: what a settlement can give back. All of
+    /// it, until an extension finds that some of what was charged before has been paid back. 0 once
+    /// it is settled.
     pub counts: u64,
-    /// What that part is in the terms of the state, so that it is not worth more once the limit's numbers have changed. The
-    /// algorithm [records](crate::Algorithm::record) them, each below 2^53; all 0 if it needs none, or if the charge was made
-    /// under the numbers of the limit that settles it.
+    /// What that part is in the terms of the state, so that it is not worth more once the limit's
+    /// numbers have changed. The algorithm [records](crate::Algorithm::record) them, each below
+    /// 2^53; all 0 if it needs none, or if the charge was made under the numbers of the limit that
+    /// settles it.
     pub terms: [u64; 3],
     /// The cost at which it was settled, if it was. A settled reservation does not change.
     pub settled: Option<u64>,
-    /// When it was charged, extended or renewed last, or settled to be forgotten early: it lives from then.
+    /// When it was charged, extended or renewed last, or settled to be forgotten early: it lives
+    /// from then.
     pub since: Timestamp,
     /// The batch that it was charged in; `None` for a single check.
     pub group: Option<Arc<ReservationGroup>>,
@@ -98,16 +104,18 @@ impl Reservation {
         Self { timestamp, cost, counts, terms, settled: None, since: timestamp, group: None }
     }
 
-    /// How long a reservation can be settled, and how long a store remembers an operation with an id: one hour, in
-    /// microseconds.
+    /// How long a reservation can be settled, and how long a store remembers an operation with an
+    /// id: one hour, in microseconds.
     pub const LIFE_US: u64 = 3_600_000_000;
 
-    /// How long a store remembers a settlement under an id that is [settled once](crate::store::Batch::settled_once): ten seconds,
-    /// in microseconds. A settlement that is sent twice has come twice by then.
+    /// How long a store remembers a settlement under an id that is [settled
+    /// once](crate::store::Batch::settled_once): ten seconds, in microseconds. A settlement that is
+    /// sent twice has come twice by then.
     pub const REPEAT_US: u64 = 10_000_000;
 
-    /// This reservation, which lives for `life_us` microseconds, settled at `cost`. One that is settled `once` is forgotten
-    /// after [`REPEAT_US`](Self::REPEAT_US), if it does not end earlier.
+    /// This reservation, which lives for `life_us` microseconds, settled at `cost`. One that is
+    /// settled `once` is forgotten after [`REPEAT_US`](Self::REPEAT_US), if it does not end
+    /// earlier.
     #[must_use]
     pub fn settled_at(mut self, cost: u64, now: Timestamp, life_us: u64, once: bool) -> Self {
         if once {

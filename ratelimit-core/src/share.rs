@@ -14,15 +14,19 @@ use crate::rate::Rate;
 ///
 /// # Contract
 ///
-/// In a span of any length, `nodes` independent shares of one key together admit at most what the algorithm by itself
-/// may admit in a span of that length. Where the numbers cannot be divided exactly, each share is rounded down.
+/// In a span of any length, `nodes` independent shares of one key together admit at most what the
+/// algorithm by itself may admit in a span of that length. Where the numbers cannot be divided
+/// exactly, each share is rounded down.
 ///
-/// A [`SlidingCounter`](crate::SlidingCounter) is excepted: each share rounds what counts of its previous window down, so that all of them
-/// together may admit up to `nodes` − 1 more. Among 100 nodes, 100/s admits 200 in 2 µs at the boundary of two windows,
-/// where the limit by itself admits 101. [`SlidingLog`](crate::SlidingLog) and [`Gcra`](crate::Gcra) keep the contract.
+/// A [`SlidingCounter`](crate::SlidingCounter) is excepted: each share rounds what counts of its
+/// previous window down, so that all of them together may admit up to `nodes` − 1 more. Among 100
+/// nodes, 100/s admits 200 in 2 µs at the boundary of two windows, where the limit by itself admits
+/// 101.
+/// [`SlidingLog`](crate::SlidingLog) and [`Gcra`](crate::Gcra) keep the contract.
 ///
-/// Buckets divide the burst, rounded down, and the rate, exactly: 10/s among 4 nodes is 5/2s. Windows and leases divide
-/// their count, rounded down; so does every limit its debt. A [`Stack`](crate::Stack) divides each of its limits.
+/// Buckets divide the burst, rounded down, and the rate, exactly: 10/s among 4 nodes is 5/2s.
+/// Windows and leases divide their count, rounded down; so does every limit its debt. A
+/// [`Stack`](crate::Stack) divides each of its limits.
 pub trait Share: Algorithm + Sized {
     /// The share of one of `nodes` nodes.
     ///
@@ -42,7 +46,8 @@ fn part(capacity: u64, nodes: NonZeroU64) -> Result<u64, ConfigError> {
     }
 }
 
-/// The rate of a share, divided exactly: by its count if that is a multiple, otherwise by a longer period.
+/// The rate of a share, divided exactly: by its count if that is a multiple, otherwise by a longer
+/// period.
 fn divided(rate: Rate, nodes: NonZeroU64) -> Result<Rate, ConfigError> {
     match rate.count() % nodes {
         0 => Rate::per_us(rate.count() / nodes, rate.period_us()),

@@ -16,15 +16,17 @@ use crate::timestamp::Timestamp;
 
 /// Several limits of the same identifier as one: one state, one look-up, all or nothing.
 ///
-/// A request must fit all of them. The decision is what a [`Verdict`](crate::Verdict) over them shows: the limit with
-/// the least remaining (the first on a tie), the longest `reset_after`, and as `retry_after` the time until all of them
-/// admit. A [`Batch`](crate::store::Batch) of named limits also returns the decision of each limit.
+/// A request must fit all of them. The decision is what a [`Verdict`](crate::Verdict) over them
+/// shows: the limit with the least remaining (the first on a tie), the longest `reset_after`, and
+/// as `retry_after` the time until all of them admit. A [`Batch`](crate::store::Batch) of named
+/// limits also returns the decision of each limit.
 ///
 /// A stack is charged as a whole or not at all, so it cannot [count
 /// attempts](crate::Limit::count_attempts): keep a limit that does beside it, in the same batch.
 ///
-/// A batch looks up a state per limit and allocates its answer: in memory three named limits take 1.5 times as long as a stack
-/// of three, or longer. A limit that keeps entries is copied at each charge.
+/// A batch looks up a state per limit and allocates its answer: in memory three named limits take
+/// 1.5 times as long as a stack of three, or longer. A limit that keeps entries is copied at each
+/// charge.
 ///
 /// ```
 /// use ratelimit_core::{Algorithm, Gcra, Stack, Timestamp};
@@ -92,7 +94,8 @@ impl<A: Algorithm> Stack<A> {
         limits.map(move |(position, limit)| step(limit, Self::state_of(state, position)))
     }
 
-    /// The decision when a limit denies: no limit is charged, so a limit that would have admitted shows what it has.
+    /// The decision when a limit denies: no limit is charged, so a limit that would have admitted
+    /// shows what it has.
     fn denied(
         &self,
         state: Option<&StackState<A::State>>,
@@ -232,8 +235,8 @@ impl<A: Algorithm> Algorithm for Stack<A> {
     }
 }
 
-/// A stack of the shares of its limits. A request is charged to all of them or to none, so that each limit keeps its
-/// contract as if it were alone.
+/// A stack of the shares of its limits. A request is charged to all of them or to none, so that
+/// each limit keeps its contract as if it were alone.
 impl<A: Share> Share for Stack<A> {
     fn share(&self, nodes: NonZeroU64) -> Result<Self, ConfigError> {
         let shares = self.limits.iter().map(|limit| limit.share(nodes));

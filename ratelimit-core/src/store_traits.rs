@@ -23,14 +23,17 @@ pub(crate) mod erased;
 ///
 /// For implementers; `ratelimit-testkit` tests all of it:
 ///
-/// - The store decides a batch as [`decide`](crate::store::decide) does, isolated from every other batch that shares a key.
+/// - The store decides a batch as [`decide`](crate::store::decide) does, isolated from every other
+///   batch that shares a key.
 /// - For [`Now::Store`](crate::store::Now::Store) it reads its own clock, as late as it can.
 /// - It removes every state by itself, soon after the state has expired.
-/// - A state belongs to the pair of the limit's [state name](Limit::state_name) and the check's key, of any bytes.
+/// - A state belongs to the pair of the limit's [state name](Limit::state_name) and the check's
+///   key, of any bytes.
 /// - A [shadow limit](Limit::shadow) is to a store a limit like any other.
-/// - A future that is dropped before it is done leaves the batch charged or not charged, and stops no later one.
-/// - An error means that the batch was not charged, unless its kind is [`Indeterminate`](ErrorKind::Indeterminate). A
-///   denial is not an error.
+/// - A future that is dropped before it is done leaves the batch charged or not charged, and stops
+///   no later one.
+/// - An error means that the batch was not charged, unless its kind is
+///   [`Indeterminate`](ErrorKind::Indeterminate). A denial is not an error.
 pub trait Store<A: Algorithm>: Send + Sync {
     /// The error type, which includes every [`Refusal`].
     type Error: StoreError + From<Refusal>;
@@ -41,20 +44,22 @@ pub trait Store<A: Algorithm>: Send + Sync {
         batch: &Batch<'_, A>,
     ) -> impl Future<Output = Result<Verdict, Self::Error>> + Send;
 
-    /// Reports what this store counts of its own work, for metrics: nothing by default. A layer that wraps a store also
-    /// reports the inner store's counts.
+    /// Reports what this store counts of its own work, for metrics: nothing by default. A layer
+    /// that wraps a store also reports the inner store's counts.
     ///
-    /// Each count has the name of its metric. One that only grows has a name that ends in `_total`; any other rises and falls.
+    /// Each count has the name of its metric. One that only grows has a name that ends in `_total`;
+    /// any other rises and falls.
     fn report_counts(&self, report: &mut dyn FnMut(&'static str, u64)) {
         let _ = report;
     }
 
-    /// Which of several servers decides this batch, as far as the store knows: a number of its own choice, the same for all
-    /// batches that fail together. `None`, the default, from a store with one server. A layer that wraps a store forwards it.
+    /// Which of several servers decides this batch, as far as the store knows: a number of its own
+    /// choice, the same for all batches that fail together. `None`, the default, from a store with
+    /// one server. A layer that wraps a store forwards it.
     ///
-    /// A layer that stops asking after failures, such as a circuit breaker, counts them by this number: one server that is
-    /// down takes away only its own keys. A batch that several servers decide together has a number of their combination.
-    /// The store answers from memory.
+    /// A layer that stops asking after failures, such as a circuit breaker, counts them by this
+    /// number: one server that is down takes away only its own keys. A batch that several servers
+    /// decide together has a number of their combination. The store answers from memory.
     fn server_of(&self, batch: &Batch<'_, A>) -> Option<u64> {
         let _ = batch;
         None
@@ -75,8 +80,8 @@ pub trait SyncStore<A: Algorithm>: Store<A> {
     /// Those of [`Store::apply`].
     fn apply_now(&self, batch: &Batch<'_, A>) -> Result<Verdict, Self::Error>;
 
-    /// Acquires one check at the store's own time, as nearly all requests do. A store can override this with a shorter
-    /// path than [`apply_now`](Self::apply_now).
+    /// Acquires one check at the store's own time, as nearly all requests do. A store can override
+    /// this with a shorter path than [`apply_now`](Self::apply_now).
     ///
     /// # Errors
     /// Those of [`Store::apply`].
@@ -99,10 +104,11 @@ pub trait EntryStore<A: KeepsEntries>: Store<A> {
 
 /// A store that reports the states that a decision left.
 ///
-/// A layer that wraps it, such as a denial cache, can then decide further requests by itself, as the store would.
+/// A layer that wraps it, such as a denial cache, can then decide further requests by itself, as
+/// the store would.
 pub trait SnapshotStore<A: Algorithm>: Store<A> {
-    /// [`Store::apply`], and the states that the decision left. `None` where the store does not know them, or where to
-    /// read them would cost more than to decide.
+    /// [`Store::apply`], and the states that the decision left. `None` where the store does not
+    /// know them, or where to read them would cost more than to decide.
     fn apply_with_snapshot(
         &self,
         batch: &Batch<'_, A>,
@@ -117,13 +123,13 @@ pub type WithSnapshot<S> = (Verdict, Option<Snapshot<S>>);
 pub struct Snapshot<S> {
     /// The time of the decision.
     pub now: Timestamp,
-    /// A state for each check, in their order; `None` for a key that is new. After a denial these are the states that
-    /// the store read, because [a denial charges nothing](Algorithm#contract).
+    /// A state for each check, in their order; `None` for a key that is new. After a denial these
+    /// are the states that the store read, because [a denial charges nothing](Algorithm#contract).
     pub states: Vec<Option<S>>,
 }
 
-/// Steps on known states, as a layer that wraps a store does: [`decide`](crate::store::decide) leaves in them the states that it
-/// would write. There are no reservations among them.
+/// Steps on known states, as a layer that wraps a store does: [`decide`](crate::store::decide)
+/// leaves in them the states that it would write. There are no reservations among them.
 impl<S> States<S> for Snapshot<S> {
     fn get(&self, position: usize) -> Option<&S> {
         self.states.get(position)?.as_ref()

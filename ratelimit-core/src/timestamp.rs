@@ -5,8 +5,8 @@ use core::time::Duration;
 
 /// The largest integer an algorithm works with as a time, a capacity or a span: 2^52 − 1.
 ///
-/// The sum of two such integers stays below 2^53, where a double (the only number type of Lua 5.1) is still exact. So a
-/// script on Redis computes exactly what this crate computes.
+/// The sum of two such integers stays below 2^53, where a double (the only number type of Lua 5.1)
+/// is still exact. So a script on Redis computes exactly what this crate computes.
 pub const MAX_INTEGER: u64 = (1 << 52) - 1;
 
 /// A moment: microseconds since the Unix epoch, at most [`Timestamp::MAX`] (the year 2112).

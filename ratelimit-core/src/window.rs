@@ -1,21 +1,24 @@
-//! A count in one window: the common part of the fixed window, the first-request window and the window log.
+//! A count in one window: the common part of the fixed window, the first-request window and the
+//! window log.
 //!
-//! A count above the limit is owed: each following window begins with what is left of it once the limit has been taken off.
+//! A count above the limit is owed: each following window begins with what is left of it once the
+//! limit has been taken off.
 
 use crate::algorithms::{Step, Write};
 use crate::decision::Decision;
 use crate::timestamp::Timestamp;
 
-/// What [`FixedWindow`](crate::FixedWindow) (`ALIGNED`) and [`FirstRequestWindow`](crate::FirstRequestWindow) keep for a
-/// key.
+/// What [`FixedWindow`](crate::FixedWindow) (`ALIGNED`) and
+/// [`FirstRequestWindow`](crate::FirstRequestWindow) keep for a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WindowState<const ALIGNED: bool> {
     /// When the window began: aligned to the clock, or with its first request.
     pub start: Timestamp,
     /// What the window has admitted, and what it began with because it was owed.
     pub count: u64,
-    /// When the count is gone, by the limit that it was written with: when the window ends, or a later one that pays the last
-    /// of what is owed. In microseconds since the Unix epoch; it may lie past [`Timestamp::MAX`], but below 2^53.
+    /// When the count is gone, by the limit that it was written with: when the window ends, or a
+    /// later one that pays the last of what is owed. In microseconds since the Unix epoch; it may
+    /// lie past [`Timestamp::MAX`], but below 2^53.
     pub ends_us: u64,
 }
 
@@ -34,8 +37,8 @@ impl WindowLimit {
         self.counting(start, 0)
     }
 
-    /// When a count of a window that began then is gone: at its end for up to the limit, and a length later for each limit
-    /// more.
+    /// When a count of a window that began then is gone: at its end for up to the limit, and a
+    /// length later for each limit more.
     pub(crate) const fn gone_us(self, start: Timestamp, count: u64) -> u64 {
         let windows = if count <= self.limit { 1 } else { count.div_ceil(self.limit) };
         start.as_us() + windows * self.window_us

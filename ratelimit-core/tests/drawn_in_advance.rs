@@ -1,6 +1,7 @@
-//! Budget that is drawn in advance: a charge of several requests at once, settled later at what was used of it. The parts that
-//! were used, at the times of their charges, are a history that the algorithm itself admits. A store around a store relies on
-//! this when it spends a charge by itself.
+//! Budget that is drawn in advance: a charge of several requests at once, settled later at what was
+//! used of it. The parts that were used, at the times of their charges, are a history that the
+//! algorithm itself admits. A store around a store relies on this when it spends a charge by
+//! itself.
 
 #![allow(clippy::expect_used, missing_docs, reason = "tests")]
 
@@ -100,7 +101,8 @@ proptest! {
                     let position = which.index(draws.len());
                     let (reservation, used) = draws.swap_remove(position);
                     run.settle(now, &reservation, used);
-                    // A store settles an id once. At the cost that was used, once more changes nothing.
+                    // A store settles an id once. At the cost that was used, once more changes
+                    // nothing.
                     if again {
                         let settled = Reservation { cost: used, ..reservation };
                         run.settle(now, &settled, used);

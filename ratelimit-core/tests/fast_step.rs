@@ -1,5 +1,5 @@
-//! A fast step, where a limit has one, decides and writes as the step does: for numbers of every magnitude, which the limits of
-//! the conformance suite do not have.
+//! A fast step, where a limit has one, decides and writes as the step does: for numbers of every
+//! magnitude, which the limits of the conformance suite do not have.
 
 #![allow(clippy::expect_used, reason = "tests")]
 

@@ -89,7 +89,8 @@ fn admitted<A: Algorithm>(share: &A, nodes: usize, requests: &[Request]) -> Vec<
     admitted.collect()
 }
 
-/// Whether all that so many nodes admit by these shares, the limit by itself admits too, `times` times at once.
+/// Whether all that so many nodes admit by these shares, the limit by itself admits too, `times`
+/// times at once.
 fn admits_what_nodes_admit<A: Algorithm>(
     limit: &A,
     share: &A,

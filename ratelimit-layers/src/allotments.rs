@@ -28,7 +28,8 @@ use slot::Terms;
 /// Programs that end have some seconds: Kubernetes gives them 30, `docker stop` 10.
 const LONGEST_GIVE_BACK: Duration = Duration::from_secs(5);
 
-/// Wraps a store and spends budget that the store has charged in advance, without a call per request.
+/// Wraps a store and spends budget that the store has charged in advance, without a call per
+/// request.
 ///
 /// ```
 /// use ratelimit_core::{Gcra, Limits, RateLimiter};
@@ -56,64 +57,75 @@ const LONGEST_GIVE_BACK: Duration = Duration::from_secs(5);
 ///
 /// # What it does
 ///
-/// An *allotment* is a part of a limit's budget that the store charges at once, as a reservation, and that this process spends
-/// by itself. Other limiters call it a lease or a quota bucket. Each combination of limits and keys has its own.
+/// An *allotment* is a part of a limit's budget that the store charges at once, as a reservation,
+/// and that this process spends by itself. Other limiters call it a lease or a quota bucket. Each
+/// combination of limits and keys has its own.
 ///
-/// - The first request goes to the store. One that comes within a [lifetime](AllotmentsBuilder::lifetime) of it *draws*: it charges
-///   the store for two requests, the next draw for four, and so on. An allotment that ends with something left sets the size of the
-///   next one to what was used. Draws are small where little is left: at most an [eighth](AllotmentsBuilder::divisor) of it.
-/// - Requests are served from the allotment while their costs fit what is left. While a draw is in flight, other requests
-///   go to the store by themselves; none waits for it.
-/// - What is left goes back to the store when the allotment ends: after a lifetime, at the end of a window, when a cost no longer fits,
-///   or by [`give_back`](Self::give_back).
-/// - A draw that is denied denies nothing: its request goes to the store alone. A denial by the store is final once this process has
-///   given back what it has left of the same limits and keys; it waits a lifetime at most for what is on its way. What a draw
-///   in flight will have left comes too late for it.
+/// - The first request goes to the store. One that comes within a
+///   [lifetime](AllotmentsBuilder::lifetime) of it *draws*: it charges the store for two requests,
+///   the next draw for four, and so on. An allotment that ends with something left sets the size of
+///   the next one to what was used. Draws are small where little is left: at most an
+///   [eighth](AllotmentsBuilder::divisor) of it.
+/// - Requests are served from the allotment while their costs fit what is left. While a draw is in
+///   flight, other requests go to the store by themselves; none waits for it.
+/// - What is left goes back to the store when the allotment ends: after a lifetime, at the end of a
+///   window, when a cost no longer fits, or by [`give_back`](Self::give_back).
+/// - A draw that is denied denies nothing: its request goes to the store alone. A denial by the
+///   store is final once this process has given back what it has left of the same limits and keys;
+///   it waits a lifetime at most for what is on its way. What a draw in flight will have left comes
+///   too late for it.
 ///
-/// It serves requests at the store's time under limits whose charges can be [settled](Algorithm::settle) and that
-/// [recover](Algorithm::recovery) in a known way: GCRA, token buckets and fixed windows, and batches of these. All other
-/// requests and operations go to the store: logs, other windows, leases, limits that count attempts, peeks, requests under an
-/// id, with metadata or at a given time, and those whose keys have more than 1,024 bytes. A batch with one such limit goes to
-/// the store as a whole.
+/// It serves requests at the store's time under limits whose charges can be
+/// [settled](Algorithm::settle) and that [recover](Algorithm::recovery) in a known way: GCRA, token
+/// buckets and fixed windows, and batches of these. All other requests and operations go to the
+/// store: logs, other windows, leases, limits that count attempts, peeks, requests under an id,
+/// with metadata or at a given time, and those whose keys have more than 1,024 bytes. A batch with
+/// one such limit goes to the store as a whole.
 ///
 /// # How far it exceeds a limit
 ///
-/// What a process admits from an allotment at a time `t`, the store has charged in `(t − L, t]`, where `L` is the lifetime. So all
-/// processes together, however many there are, admit in an interval of length `x` at most what the algorithm allows in an
-/// interval of length `x + L`:
+/// What a process admits from an allotment at a time `t`, the store has charged in `(t − L, t]`,
+/// where `L` is the lifetime. So all processes together, however many there are, admit in an
+/// interval of length `x` at most what the algorithm allows in an interval of length `x + L`:
 ///
 /// - a bucket at most `burst + rate · (x + L)`;
-/// - a fixed window exactly its limit, because an allotment ends with the window that it was drawn in.
+/// - a fixed window exactly its limit, because an allotment ends with the window that it was drawn
+///   in.
 ///
-/// This holds through lost requests and replies, crashes, and settlements that come late or never: each of them admits less, never
-/// more. It assumes that the clock of this process is slower than the store's by no more than
-/// 1,000 parts per million, which is far more than the clocks of servers drift, and that the store's clock does not jump. Budget that is drawn and not used
-/// is back in the store `L` and a call later. `docs/allotments-proof.md` of this crate derives both.
+/// This holds through lost requests and replies, crashes, and settlements that come late or never:
+/// each of them admits less, never more. It assumes that the clock of this process is slower than
+/// the store's by no more than 1,000 parts per million, which is far more than the clocks of
+/// servers drift, and that the store's clock does not jump. Budget that is drawn and not used is
+/// back in the store `L` and a call later. `docs/allotments-proof.md` of this crate derives both.
 ///
 /// # The verdict
 ///
-/// The [source](Verdict::source) of a request that was served is [`Source::Allotment`](ratelimit_core::Source::Allotment). `allowed`, `cost`
-/// and `limit` are exact. `remaining` is what the store had left at the last draw, with what is left of the allotment; it
-/// does not know what other processes have charged since, nor what has refilled. `replenish_after` and `reset_after` count down from
-/// the last draw, as if all of it were used.
+/// The [source](Verdict::source) of a request that was served is
+/// [`Source::Allotment`](ratelimit_core::Source::Allotment). `allowed`, `cost` and `limit` are
+/// exact. `remaining` is what the store had left at the last draw, with what is left of the
+/// allotment; it does not know what other processes have charged since, nor what has refilled.
+/// `replenish_after` and `reset_after` count down from the last draw, as if all of it were used.
 ///
 /// # Resets, refunds and changed limits
 ///
-/// A reset through this store ends the allotments of its keys. What is left of them is not given back, because the reset has
-/// returned it; other limits of the same batches stay charged until they recover. A refund, a forced charge or a settlement
-/// gives them back first. So does the adoption of what remains elsewhere; a draw in flight then stays charged, because what is adopted
-/// counts it. Resets by other processes are not seen: until an allotment ends, it is spent on top of the
-/// new budget, at most one per slot and process. Changed parameters of a limit end its allotments: what is left of them goes back
-/// before the store is asked under the new ones.
+/// A reset through this store ends the allotments of its keys. What is left of them is not given
+/// back, because the reset has returned it; other limits of the same batches stay charged until
+/// they recover. A refund, a forced charge or a settlement gives them back first. So does the
+/// adoption of what remains elsewhere; a draw in flight then stays charged, because what is adopted
+/// counts it. Resets by other processes are not seen: until an allotment ends, it is spent on top
+/// of the new budget, at most one per slot and process. Changed parameters of a limit end its
+/// allotments: what is left of them goes back before the store is asked under the new ones.
 ///
 /// # With other stores
 ///
-/// It wraps a store on one server or on a cluster, or a [`DenialCache`](crate::DenialCache) around one. Wrap it in a
-/// [`Fallback`](crate::Fallback), `Metrics`, `Traced` and [`TopDenied`](crate::TopDenied). While the store is unreachable, the rest of each
-/// allotment is still spent. Each draw leaves a reservation in the store, which forgets it ten seconds after the rest was given back, and
-/// after an hour if nothing was left.
+/// It wraps a store on one server or on a cluster, or a [`DenialCache`](crate::DenialCache) around
+/// one. Wrap it in a [`Fallback`](crate::Fallback), `Metrics`, `Traced` and
+/// [`TopDenied`](crate::TopDenied). While the store is unreachable, the rest of each allotment is
+/// still spent. Each draw leaves a reservation in the store, which forgets it ten seconds after the
+/// rest was given back, and after an hour if nothing was left.
 ///
-/// It needs a tokio runtime with the time driver enabled. Without one, the rest goes back with the next request that asks about the same keys.
+/// It needs a tokio runtime with the time driver enabled. Without one, the rest goes back with the
+/// next request that asks about the same keys.
 ///
 /// Clones share everything.
 #[derive_where(Clone)]
@@ -160,8 +172,8 @@ pub struct AllotmentCounts {
     pub draws: u64,
     /// How many units went back to the store unused, over all limits.
     pub given_back: u64,
-    /// How many units were, or may have been, charged and neither used nor given back: after a lost reply, a failed
-    /// settlement or a reset.
+    /// How many units were, or may have been, charged and neither used nor given back: after a lost
+    /// reply, a failed settlement or a reset.
     pub forfeited: u64,
     /// How many combinations of limits and keys have a slot.
     pub slots: usize,
@@ -207,13 +219,14 @@ impl<S, A: Algorithm, C> Allotments<S, A, C> {
 }
 
 impl<S: Store<A> + 'static, A: KeptAlgorithm, C: Clock + 'static> Allotments<S, A, C> {
-    /// Ends all allotments and gives back what is left of them, also of draws in flight when their answers come. Waits for
-    /// what is on its way back already. Returns how many units, over all limits, did not go back meanwhile: the store failed, or
-    /// did not answer within 5 seconds. What it has not answered by then still goes back if the runtime lives on. Draws in
-    /// flight are not counted; [`AllotmentCounts::forfeited`] has what was lost before.
+    /// Ends all allotments and gives back what is left of them, also of draws in flight when their
+    /// answers come. Waits for what is on its way back already. Returns how many units, over all
+    /// limits, did not go back meanwhile: the store failed, or did not answer within 5 seconds.
+    /// What it has not answered by then still goes back if the runtime lives on. Draws in flight
+    /// are not counted; [`AllotmentCounts::forfeited`] has what was lost before.
     ///
-    /// For a program that ends: call it after the last request. Requests that come later draw again. Without a runtime it waits
-    /// for as long as the store takes.
+    /// For a program that ends: call it after the last request. Requests that come later draw
+    /// again. Without a runtime it waits for as long as the store takes.
     pub async fn give_back(&self) -> u64 {
         let SharedAllotments { ledger, tally, returns, .. } = &*self.inner;
         let lost = tally.forfeited.load(Relaxed);

@@ -1,4 +1,5 @@
-//! [`BoundedMap`]: at most so many values by a hash of a limit and a key, and [`WideKeyHasher`], which makes the hashes.
+//! [`BoundedMap`]: at most so many values by a hash of a limit and a key, and [`WideKeyHasher`],
+//! which makes the hashes.
 
 use std::collections::VecDeque;
 use std::hash::{BuildHasher, Hash, RandomState};
@@ -22,9 +23,11 @@ impl WideKeyHasher {
 /// A concurrent map of at most so many values. Above that, the value that came first goes.
 #[derive(Debug)]
 pub(crate) struct BoundedMap<V> {
-    /// A caller that fills a vacant place calls [`make_room`](Self::make_room) afterwards, without holding it. Nothing else removes a value.
+    /// A caller that fills a vacant place calls [`make_room`](Self::make_room) afterwards, without
+    /// holding it. Nothing else removes a value.
     pub(crate) values: DashMap<u128, V>,
-    /// Each key once, in the order in which they came. Locked before a value, never while one is held.
+    /// Each key once, in the order in which they came. Locked before a value, never while one is
+    /// held.
     order: Mutex<VecDeque<u128>>,
     capacity: usize,
 }
@@ -34,8 +37,8 @@ impl<V> BoundedMap<V> {
         Self { values: DashMap::new(), order: Mutex::default(), capacity }
     }
 
-    /// Notes that a key came, and drops another one if there are too many. For each key that comes, it looks at two, so that
-    /// stale values go faster than new ones come. Returns what went.
+    /// Notes that a key came, and drops another one if there are too many. For each key that comes,
+    /// it looks at two, so that stale values go faster than new ones come. Returns what went.
     pub(crate) fn make_room(
         &self,
         came: u128,

@@ -20,10 +20,12 @@ mod rounds;
 use kept::{DenialStates, KeptState, KeyGeneration};
 use rounds::{OpenRounds, RoundMember, Turn};
 
-/// How often a request waits at most: for calls that were sent before it came, and for the next ones, whose answers are about
-/// times after it came. More would only delay: where a limit refills faster than the store answers, no wait ends with a denial.
+/// How often a request waits at most: for calls that were sent before it came, and for the next
+/// ones, whose answers are about times after it came. More would only delay: where a limit refills
+/// faster than the store answers, no wait ends with a denial.
 const MOST_WAITS: u32 = 2;
-/// How far the local clock may go back as readings of several threads do; if it goes back further, it was set.
+/// How far the local clock may go back as readings of several threads do; if it goes back further,
+/// it was set.
 const MOST_JITTER_US: u64 = 1_000;
 
 /// Wraps a store and rejects requests that the store would deny, without calling it.
@@ -54,46 +56,58 @@ const MOST_JITTER_US: u64 = 1_000;
 ///
 /// # What it answers
 ///
-/// When the store denies a request, or answers one that others wait for, the cache keeps the states that the store
-/// [saw](SnapshotStore). It steps them for each further request, of any cost, at the time that the store would read now. If the
-/// step denies, that is the answer, and its [source](Verdict::source) is [`Source::Cache`]; `remaining` and the waits are those
-/// that the store would give. If the step admits, the store is asked. During an attack on one key, each process sends the
-/// store only the admitted requests, and one denied request per `retry_after` (or per [maximum age](DenialCacheBuilder::max_age),
-/// if shorter), [however many](#how-many-go-at-once) requests come at once.
+/// When the store denies a request, or answers one that others wait for, the cache keeps the states
+/// that the store [saw](SnapshotStore). It steps them for each further request, of any cost, at the
+/// time that the store would read now. If the step denies, that is the answer, and its
+/// [source](Verdict::source) is [`Source::Cache`]; `remaining` and the waits are those that the
+/// store would give. If the step admits, the store is asked. During an attack on one key, each
+/// process sends the store only the admitted requests, and one denied request per `retry_after` (or
+/// per [maximum age](DenialCacheBuilder::max_age), if shorter), [however
+/// many](#how-many-go-at-once) requests come at once.
 ///
-/// The time is counted from the moment at which the denied request was sent, which is before the store read its clock. So a
-/// denial ends at most one round trip early, when the store is asked, and never late.
+/// The time is counted from the moment at which the denied request was sent, which is before the
+/// store read its clock. So a denial ends at most one round trip early, when the store is asked,
+/// and never late.
 ///
-/// A batch is answered if the states of all of its checks are kept and one of them denies: then the decision of each limit
-/// is as of the last answer of the store, not that of the denying limit alone. Any other batch goes to the store.
+/// A batch is answered if the states of all of its checks are kept and one of them denies: then the
+/// decision of each limit is as of the last answer of the store, not that of the denying limit
+/// alone. Any other batch goes to the store.
 ///
 /// It never answers:
 ///
 /// - limits that [count attempts](ratelimit_core::Limit::count_attempts), because each attempt is
 ///   charged;
-/// - [limits with leases](Algorithm::has_leases), because releasing a lease ends the wait of others;
-/// - peeks, requests with metadata or at a given time, and all operations other than [`Op::Acquire`];
-/// - requests under an id, unless it was [drawn](Batch::settled_once) for this one request, as `reserve_owned` and HTTP layers
-///   draw one: an earlier request may have been admitted under an id of the caller's, and its repetition is then admitted too;
-/// - what the store gives no [`Snapshot`] of: on Redis, logs and bucketed windows. A batch that spans slots has none either,
-///   but is answered if the states of all of its parts are known from other requests.
+/// - [limits with leases](Algorithm::has_leases), because releasing a lease ends the wait of
+///   others;
+/// - peeks, requests with metadata or at a given time, and all operations other than
+///   [`Op::Acquire`];
+/// - requests under an id, unless it was [drawn](Batch::settled_once) for this one request, as
+///   `reserve_owned` and HTTP layers draw one: an earlier request may have been admitted under an
+///   id of the caller's, and its repetition is then admitted too;
+/// - what the store gives no [`Snapshot`] of: on Redis, logs and bucketed windows. A batch that
+///   spans slots has none either, but is answered if the states of all of its parts are known from
+///   other requests.
 ///
 /// # How many go at once
 ///
-/// As many requests of the same checks as the kept states admit go to the store at once, and four while no state is known. The
-/// first one that would not pass after them waits for their answers, and so do all that come after it. When these have come, the
-/// states that they left decide, and nearly always deny. This is the single flight of Go's `x/sync/singleflight`, for as many as
-/// may pass.
+/// As many requests of the same checks as the kept states admit go to the store at once, and four
+/// while no state is known. The first one that would not pass after them waits for their answers,
+/// and so do all that come after it. When these have come, the states that they left decide, and
+/// nearly always deny. This is the single flight of Go's `x/sync/singleflight`, for as many as may
+/// pass.
 ///
-/// A request waits at most twice, and for [50 ms](DenialCacheBuilder::max_wait) in all. If the states admit it even then, as
-/// where a limit refills faster than the store answers, it goes to the store if it also passes after those in flight. Otherwise
-/// it is denied as if these were decided already: only then may an answer be one that the store would have given a call later. A
-/// request whose states are not known by then, or too old, goes to the store. A limit whose burst is smaller than what it refills
-/// during a call admits one burst per call while many requests press.
+/// A request waits at most twice, and for [50 ms](DenialCacheBuilder::max_wait) in all. If the
+/// states admit it even then, as where a limit refills faster than the store answers, it goes to
+/// the store if it also passes after those in flight. Otherwise it is denied as if these were
+/// decided already: only then may an answer be one that the store would have given a call later. A
+/// request whose states are not known by then, or too old, goes to the store. A limit whose burst
+/// is smaller than what it refills during a call admits one burst per call while many requests
+/// press.
 ///
 /// Where the store's last answer about the same limits had no [`Snapshot`], none waits.
 ///
-/// Waiting takes a Tokio runtime with its timer, as a store on Redis does. On no runtime, all requests go to the store.
+/// Waiting takes a Tokio runtime with its timer, as a store on Redis does. On no runtime, all
+/// requests go to the store.
 ///
 /// # Panics
 ///
@@ -102,18 +116,21 @@ const MOST_JITTER_US: u64 = 1_000;
 ///
 /// # What it does not see
 ///
-/// Refunds, resets, settlements and forced charges through this cache drop the keys that they name. Changed
-/// parameters of a limit hold for its states at once, as in the store. What other processes charge cannot end a wait, but `remaining` may lag
-/// behind it. What another process refunds, resets or settles, and what a server loses by a failover, shows
-/// after the maximum age at the latest. The same holds for a clock of the server that jumps, and for one that runs faster
-/// than the clock of this process: a wait is longer by no more than that difference within the maximum age.
+/// Refunds, resets, settlements and forced charges through this cache drop the keys that they name.
+/// Changed parameters of a limit hold for its states at once, as in the store. What other processes
+/// charge cannot end a wait, but `remaining` may lag behind it. What another process refunds,
+/// resets or settles, and what a server loses by a failover, shows after the maximum age at the
+/// latest. The same holds for a clock of the server that jumps, and for one that runs faster than
+/// the clock of this process: a wait is longer by no more than that difference within the maximum
+/// age.
 ///
 /// # With other stores
 ///
-/// It goes around a merging store on one server or on a cluster. Within a [`Fallback`](crate::Fallback) its answers neither
-/// close nor open the circuit breaker. Put `Metrics`, `Traced` and
-/// [`TopDenied`](crate::TopDenied) around it. Around a store that is chosen at run time it takes an `Arc` of a
-/// [`dyn DynSnapshotStore`](ratelimit_core::store::DynSnapshotStore).
+/// It goes around a merging store on one server or on a cluster. Within a
+/// [`Fallback`](crate::Fallback) its answers neither close nor open the circuit breaker. Put
+/// `Metrics`, `Traced` and [`TopDenied`](crate::TopDenied) around it. Around a store that is chosen
+/// at run time it takes an `Arc` of a [`dyn
+/// DynSnapshotStore`](ratelimit_core::store::DynSnapshotStore).
 pub struct DenialCache<S, A: Algorithm = AnyAlgorithm, C = PreciseClock> {
     store: S,
     kept: DenialStates<A>,
@@ -142,7 +159,8 @@ pub struct CacheCounts {
     pub asked: u64,
     /// How many requests the cache answered.
     pub answered: u64,
-    /// How many keys have a state in the cache, including those that are too old and not yet removed.
+    /// How many keys have a state in the cache, including those that are too old and not yet
+    /// removed.
     pub keys: usize,
 }
 
@@ -161,7 +179,8 @@ impl DenialCache<()> {
     pub fn builder() -> DenialCacheBuilder {
         DenialCacheBuilder {
             max_age: Duration::from_secs(1),
-            // Half of the time that a `Fallback` gives its store: a request that waits and then goes itself has the other half.
+            // Half of the time that a `Fallback` gives its store: a request that waits and then
+            // goes itself has the other half.
             max_wait: Duration::from_millis(50),
             capacity: 1 << 16,
             clock: PreciseClock::new(),
@@ -170,32 +189,35 @@ impl DenialCache<()> {
 }
 
 impl<C: Clock> DenialCacheBuilder<C> {
-    /// How long the cache answers from a reply of the store, from when its request was sent: 1 s by default. It bounds how
-    /// long a caller stays denied after another process has reset, refunded or settled its key.
+    /// How long the cache answers from a reply of the store, from when its request was sent: 1 s by
+    /// default. It bounds how long a caller stays denied after another process has reset, refunded
+    /// or settled its key.
     #[must_use]
     pub fn max_age(self, max_age: Duration) -> Self {
         Self { max_age, ..self }
     }
 
-    /// How long a request [waits](DenialCache#how-many-go-at-once) for the answers to others: 50 ms unless it is set. Then it is
-    /// answered, or goes to the store itself: it takes at most this and the store's own deadline. A
-    /// [`Fallback`](crate::Fallback) around the cache needs a deadline longer than this, such as its default of 100 ms. Zero
-    /// turns waiting off.
+    /// How long a request [waits](DenialCache#how-many-go-at-once) for the answers to others: 50 ms
+    /// unless it is set. Then it is answered, or goes to the store itself: it takes at most this
+    /// and the store's own deadline. A [`Fallback`](crate::Fallback) around the cache needs a
+    /// deadline longer than this, such as its default of 100 ms. Zero turns waiting off.
     #[must_use]
     pub fn max_wait(self, max_wait: Duration) -> Self {
         Self { max_wait, ..self }
     }
 
-    /// The most keys whose states are kept: 65,536 unless it is set, at least 1. Keys are kept as hashes of 16 bytes, and
-    /// states as they are in memory: a few numbers, or the entries of a log around a store that tells them. A key under several
-    /// limits counts once per limit. Above that, the key that was kept first is dropped, and the store is asked about it again.
+    /// The most keys whose states are kept: 65,536 unless it is set, at least 1. Keys are kept as
+    /// hashes of 16 bytes, and states as they are in memory: a few numbers, or the entries of a log
+    /// around a store that tells them. A key under several limits counts once per limit. Above
+    /// that, the key that was kept first is dropped, and the store is asked about it again.
     #[must_use]
     pub fn capacity(self, keys: usize) -> Self {
         Self { capacity: keys.max(1), ..self }
     }
 
     /// Sets the clock that counts how long ago a request was sent, such as a
-    /// [`ManualClock`](ratelimit_core::ManualClock) in a test. Only differences between its times matter.
+    /// [`ManualClock`](ratelimit_core::ManualClock) in a test. Only differences between its times
+    /// matter.
     #[must_use]
     pub fn clock<D: Clock>(self, clock: D) -> DenialCacheBuilder<D> {
         let Self { max_age, max_wait, capacity, clock: _ } = self;
@@ -244,15 +266,16 @@ impl<S, A: Algorithm, C> DenialCache<S, A, C> {
         }
     }
 
-    /// Forgets all that it knows, so that the store is asked about every key: for a program that learns of a reset
-    /// elsewhere.
+    /// Forgets all that it knows, so that the store is asked about every key: for a program that
+    /// learns of a reset elsewhere.
     pub fn forget(&self) {
         self.kept.clear();
     }
 }
 
 impl<S, A: KeptAlgorithm, C: Clock> DenialCache<S, A, C> {
-    /// The local time. A clock that went back drops all denials: their ages are unknown, as are those of requests in flight.
+    /// The local time. A clock that went back drops all denials: their ages are unknown, as are
+    /// those of requests in flight.
     fn now(&self) -> Timestamp {
         let latest_us = self.latest_us.load(Ordering::Acquire);
         let now = self.clock.now();
@@ -265,12 +288,13 @@ impl<S, A: KeptAlgorithm, C: Clock> DenialCache<S, A, C> {
         now
     }
 
-    /// Waits until a batch may go to the store. Returns its keys and the local time then, and what it holds while it is under
-    /// way; or its answer.
+    /// Waits until a batch may go to the store. Returns its keys and the local time then, and what
+    /// it holds while it is under way; or its answer.
     async fn turn(&self, batch: &Batch<'_, A>) -> Result<Going<'_, A>, Verdict> {
         let (mut waits_left, mut may_take) = (MOST_WAITS, self.max_wait);
         loop {
-            // The keys first: if the clock has gone back by then, they are of an earlier generation.
+            // The keys first: if the clock has gone back by then, they are of an earlier
+            // generation.
             let (keys, now) = (self.kept.keys(batch), self.now());
             let decided = self.kept.known(&keys, now).and_then(|(mut left, is_fresh)| {
                 Some((decide(batch, left.now, &mut left).ok()?, left, is_fresh))
@@ -330,7 +354,8 @@ impl<S, A: KeptAlgorithm, C: Clock> DenialCache<S, A, C> {
     }
 }
 
-/// A batch that goes to the store: its keys, the local time, and what it holds while it is in flight.
+/// A batch that goes to the store: its keys, the local time, and what it holds while it is in
+/// flight.
 type Going<'c, A> = (Vec<KeyGeneration>, Timestamp, Option<RoundMember<'c, A>>);
 
 #[deny(clippy::missing_trait_methods)]
@@ -358,7 +383,8 @@ impl<S: SnapshotStore<A>, A: KeptAlgorithm, C: Clock> Store<A> for DenialCache<S
             }
         };
         self.asked.fetch_add(1, Ordering::Relaxed);
-        // The store may charge a request and lose the answer. The kept states are up to date before waiting requests wake.
+        // The store may charge a request and lose the answer. The kept states are up to date before
+        // waiting requests wake.
         let dropping = OnDrop(|| kept.remove(&keys));
         let (verdict, snapshot) = self.store.apply_with_snapshot(batch).await?;
         std::mem::forget(dropping);

@@ -1,14 +1,16 @@
 //! [`Fallback`]: wraps a store and keeps making decisions while that store is unreachable.
 //!
-//! - Each decision reads a limit's [`OnOutage`](ratelimit_core::OnOutage) from the limit itself, so a reloaded policy needs
-//!   no second registration.
-//! - After an outage, the store is charged only the part of the local charges that still counts: the sum over an outage of
-//!   an hour would lock a key whose limit is per minute. A call can fail while the breaker is still closed, so any answer of
-//!   the store starts this, not only that of a probe.
-//! - An unreachable server leaves the charges of its keys where they are, so those of other servers wait for none.
-//! - An answer from a [`DenialCache`](crate::DenialCache) or an allotment says nothing about the health of the store. The
-//!   fallback reads the [source](ratelimit_core::Source) of a verdict, and a probe answered by a cache leaves the next call
-//!   to probe.
+//! - Each decision reads a limit's [`OnOutage`](ratelimit_core::OnOutage) from the limit itself, so
+//!   a reloaded policy needs no second registration.
+//! - After an outage, the store is charged only the part of the local charges that still counts:
+//!   the sum over an outage of an hour would lock a key whose limit is per minute. A call can fail
+//!   while the breaker is still closed, so any answer of the store starts this, not only that of a
+//!   probe.
+//! - An unreachable server leaves the charges of its keys where they are, so those of other servers
+//!   wait for none.
+//! - An answer from a [`DenialCache`](crate::DenialCache) or an allotment says nothing about the
+//!   health of the store. The fallback reads the [source](ratelimit_core::Source) of a verdict, and
+//!   a probe answered by a cache leaves the next call to probe.
 
 use std::collections::HashSet;
 use std::sync::{Arc, Mutex};
@@ -42,8 +44,8 @@ pub use error::FallbackError;
 use known_ids::KnownBy;
 use outage::Outage;
 
-/// Wraps a store and keeps making decisions while that store is unreachable. Each limit declares whether it is then open,
-/// closed or decided locally.
+/// Wraps a store and keeps making decisions while that store is unreachable. Each limit declares
+/// whether it is then open, closed or decided locally.
 ///
 /// ```
 /// use std::num::NonZeroU64;
@@ -67,43 +69,50 @@ use outage::Outage;
 ///
 /// # While the store is unreachable
 ///
-/// A call fails if it takes longer than the [deadline](FallbackBuilder::deadline) or ends with an error of the kinds
-/// [`Unavailable`](ratelimit_core::ErrorKind::Unavailable) and [`Indeterminate`](ratelimit_core::ErrorKind::Indeterminate). Errors of all
-/// other kinds come from a store that works, and are returned as they are. After [some consecutive failures](FallbackBuilder::failures) a
-/// *circuit breaker* (Nygard, "Release It!", 2007) opens, and the store is not asked any more. After a
-/// [pause](FallbackBuilder::probe_after) one call at a time, the probe, tries the store again; the first that is answered closes the
-/// breaker. Each server that the store [tells](Store::server_of), such as each master of a cluster, has a breaker of its own: while
-/// one is away, the store decides the keys of all others. The keys of several masters in one batch have one together.
+/// A call fails if it takes longer than the [deadline](FallbackBuilder::deadline) or ends with an
+/// error of the kinds [`Unavailable`](ratelimit_core::ErrorKind::Unavailable) and
+/// [`Indeterminate`](ratelimit_core::ErrorKind::Indeterminate). Errors of all other kinds come from
+/// a store that works, and are returned as they are. After [some consecutive
+/// failures](FallbackBuilder::failures) a *circuit breaker* (Nygard, "Release It!", 2007) opens,
+/// and the store is not asked any more. After a [pause](FallbackBuilder::probe_after) one call at a
+/// time, the probe, tries the store again; the first that is answered closes the breaker. Each
+/// server that the store [tells](Store::server_of), such as each master of a cluster, has a breaker
+/// of its own: while one is away, the store decides the keys of all others. The keys of several
+/// masters in one batch have one together.
 ///
 /// Each request that the store did not decide is decided by the choices of its limits:
 ///
-/// - [`OnOutage::Closed`]: the request is denied. Its `retry_after` is the time until the next probe.
-/// - [`OnOutage::Local`]: a bounded limiter in memory decides by this node's share of the limit. It keeps no more than
-///   [so many keys](FallbackBuilder::capacity).
+/// - [`OnOutage::Closed`]: the request is denied. Its `retry_after` is the time until the next
+///   probe.
+/// - [`OnOutage::Local`]: a bounded limiter in memory decides by this node's share of the limit. It
+///   keeps no more than [so many keys](FallbackBuilder::capacity).
 /// - [`OnOutage::Open`]: the request is allowed.
 ///
-/// A batch is denied if one of its limits is closed, else decided by its local limits, and allowed if all are open. Each of
-/// these decisions is [counted](Self::outage_counts), and its verdict names the fallback as its source
-/// ([`Source::Fallback`](ratelimit_core::Source)).
+/// A batch is denied if one of its limits is closed, else decided by its local limits, and allowed
+/// if all are open. Each of these decisions is [counted](Self::outage_counts), and its verdict
+/// names the fallback as its source ([`Source::Fallback`](ratelimit_core::Source)).
 ///
 /// # What it costs
 ///
-/// - **Local.** In every window the store admits at most the limit, and all nodes together at most the limit, because the
-///   sum of their shares is no more. A caller therefore gets at most twice its limit in a window that an outage begins or
-///   ends in, and at most its limit in a window within the outage. A caller whose requests all reach one node gets
-///   that node's share.
-/// - **Forgotten or charged.** With [`OnRecovery::Forget`] the store knows nothing of what was admitted during the outage.
-///   With [`OnRecovery::Charge`] each key is charged what it was admitted locally, as far as that still counts, in one
-///   forced charge ([`Op::Force`]) per key and limit, one after the other. The first answer of the store starts this, whether
-///   the breaker opened before or not. Until its charge arrives, a key has what the store knows of it. The charge is lost if
-///   the store fails after it was sent, for requests whose outcome in the store is unknown, if the algorithm has no forced
-///   charges, for requests with an id, above [so many keys or bytes](FallbackBuilder::capacity), and when the process ends. It never
-///   charges more than was admitted, and never twice. What does not count any more makes way for new keys.
-/// - **Unknown outcomes.** A request that was sent and got no answer may have been charged by the store, and is decided
-///   once more without it. Each such request costs the caller at most its own cost in the store, and
-///   [`OutageCount::undetermined`] counts it. Their number is bounded by the calls in flight when the breaker opens, and one
-///   probe per pause. It never admits more. An estimate of `reserve_owned`, or of an
-///   HTTP layer, is taken back from the store within ten seconds, if the store is there by then.
+/// - **Local.** In every window the store admits at most the limit, and all nodes together at most
+///   the limit, because the sum of their shares is no more. A caller therefore gets at most twice
+///   its limit in a window that an outage begins or ends in, and at most its limit in a window
+///   within the outage. A caller whose requests all reach one node gets that node's share.
+/// - **Forgotten or charged.** With [`OnRecovery::Forget`] the store knows nothing of what was
+///   admitted during the outage. With [`OnRecovery::Charge`] each key is charged what it was
+///   admitted locally, as far as that still counts, in one forced charge ([`Op::Force`]) per key
+///   and limit, one after the other. The first answer of the store starts this, whether the breaker
+///   opened before or not. Until its charge arrives, a key has what the store knows of it. The
+///   charge is lost if the store fails after it was sent, for requests whose outcome in the store
+///   is unknown, if the algorithm has no forced charges, for requests with an id, above [so many
+///   keys or bytes](FallbackBuilder::capacity), and when the process ends. It never charges more
+///   than was admitted, and never twice. What does not count any more makes way for new keys.
+/// - **Unknown outcomes.** A request that was sent and got no answer may have been charged by the
+///   store, and is decided once more without it. Each such request costs the caller at most its own
+///   cost in the store, and [`OutageCount::undetermined`] counts it. Their number is bounded by the
+///   calls in flight when the breaker opens, and one probe per pause. It never admits more. An
+///   estimate of `reserve_owned`, or of an HTTP layer, is taken back from the store within ten
+///   seconds, if the store is there by then.
 ///
 /// # Operations other than a check
 ///
@@ -115,11 +124,12 @@ use outage::Outage;
 /// | adopt | on the local limits |
 /// | settle, extend, renew | an error, unless the reservation was made without the store |
 ///
-/// Whatever was done under an id without the store stays with the local limits, also when the store is back: a repeated
-/// request is done once, and a reservation settles where it was made. An id that was reserved in the store settles there
-/// only: repeat the settlement when the store is back. Until then, and if it never comes, the estimate stays charged. The
-/// same holds for a reservation whose outcome is unknown: the store may keep its estimate charged beside the local one,
-/// once per id.
+/// Whatever was done under an id without the store stays with the local limits, also when the store
+/// is back: a repeated request is done once, and a reservation settles where it was made. An id
+/// that was reserved in the store settles there only: repeat the settlement when the store is back.
+/// Until then, and if it never comes, the estimate stays charged. The same holds for a reservation
+/// whose outcome is unknown: the store may keep its estimate charged beside the local one, once per
+/// id.
 ///
 /// It needs a tokio runtime with the time driver enabled. Clones share everything.
 #[derive_where(Clone)]
@@ -140,8 +150,8 @@ struct SharedFallback<S, A: InMemory, C> {
 struct Charging {
     /// Until when the others leave it to one.
     leased_until: Option<Instant>,
-    /// Until when none begins if no breaker [closes](Breakers::closings) before, because what is left waits for servers that
-    /// are away.
+    /// Until when none begins if no breaker [closes](Breakers::closings) before, because what is
+    /// left waits for servers that are away.
     rests_until: Option<(Instant, u64)>,
 }
 
@@ -178,8 +188,8 @@ impl<S, A: InMemory, C> Fallback<S, A, C> {
         self.inner.breakers.state()
     }
 
-    /// How many circuit breakers are open or half-open. There is one per server that the store [tells](Store::server_of), and
-    /// per combination of servers.
+    /// How many circuit breakers are open or half-open. There is one per server that the store
+    /// [tells](Store::server_of), and per combination of servers.
     #[must_use]
     pub fn open_breakers(&self) -> usize {
         self.inner.breakers.not_closed()
@@ -193,9 +203,10 @@ impl<S, A: InMemory, C> Fallback<S, A, C> {
 }
 
 impl<S, A: LocalAlgorithm, C: Clock> Fallback<S, A, C> {
-    /// Checks that these limits can be decided without the store, as [`FallbackBuilder::build`] does: for limits of another limiter
-    /// over this store, and for those that replace them. A request whose limits declare no outage behaviour is always an
-    /// error, whether there is an outage or not.
+    /// Checks that these limits can be decided without the store, as [`FallbackBuilder::build`]
+    /// does: for limits of another limiter over this store, and for those that replace them. A
+    /// request whose limits declare no outage behaviour is always an error, whether there is an
+    /// outage or not.
     ///
     /// # Errors
     /// As [`FallbackBuilder::build`].
@@ -220,8 +231,9 @@ impl<S, A: LocalAlgorithm, C: Clock> Fallback<S, A, C> {
 type StoreAnswer<T, E> = Result<Result<T, E>, FallbackError<E>>;
 
 impl<S: Store<A> + 'static, A: LocalAlgorithm, C: Clock + 'static> Fallback<S, A, C> {
-    /// Asks the store about a batch within the deadline, if the breaker of its server admits it, and tells the breaker how that
-    /// ended. What `is_cached` in a layer within tells nothing of the store; any other answer starts the recovery.
+    /// Asks the store about a batch within the deadline, if the breaker of its server admits it,
+    /// and tells the breaker how that ended. What `is_cached` in a layer within tells nothing of
+    /// the store; any other answer starts the recovery.
     async fn ask<T, F: Future<Output = Result<T, S::Error>>>(
         &self,
         batch: &Batch<'_, A>,
@@ -269,14 +281,17 @@ impl<S: Store<A> + 'static, A: LocalAlgorithm, C: Clock + 'static> Fallback<S, A
         }
     }
 
-    /// Charges to the store what was admitted locally, until nothing is left but what waits for servers that are away.
+    /// Charges to the store what was admitted locally, until nothing is left but what waits for
+    /// servers that are away.
     async fn charge_pending(&self) {
         let SharedFallback { breakers, charging, .. } = &*self.inner;
-        // An answer that finds a task starts none. What was noted after the task's last look is therefore looked for once
-        // more when the task has ended: both sides take the lock between, so that one sees the other's.
+        // An answer that finds a task starts none. What was noted after the task's last look is
+        // therefore looked for once more when the task has ended: both sides take the lock between,
+        // so that one sees the other's.
         while self.pending_charges() > 0 {
             {
-                // If no thread drives the runtime of another task that charges, this one takes over when its time is over.
+                // If no thread drives the runtime of another task that charges, this one takes over
+                // when its time is over.
                 let mut charging = lock(charging);
                 if is_later(charging.leased_until) {
                     return;
@@ -304,7 +319,8 @@ impl<S: Store<A> + 'static, A: LocalAlgorithm, C: Clock + 'static> Fallback<S, A
         }
     }
 
-    /// Tries to charge each key that has charges now. A server that fails is not asked about another one.
+    /// Tries to charge each key that has charges now. A server that fails is not asked about
+    /// another one.
     async fn charge_all(&self) -> Pass {
         let SharedFallback { store, breakers, outage, charging, .. } = &*self.inner;
         let Some(journal) = &outage.journal else { return Pass::Done };
@@ -352,7 +368,8 @@ impl<S: Store<A> + 'static, A: LocalAlgorithm, C: Clock + 'static> Fallback<S, A
 }
 
 impl<S, A: InMemory, C> SharedFallback<S, A, C> {
-    /// The end of the time for a pause and a charge. A pause that never ends is none: then nothing is charged either.
+    /// The end of the time for a pause and a charge. A pause that never ends is none: then nothing
+    /// is charged either.
     fn charges_until(&self, pause: Duration) -> Option<Instant> {
         Instant::now().checked_add(pause.saturating_add(2 * self.deadline))
     }
@@ -402,7 +419,8 @@ impl<S: Store<A> + 'static, A: LocalAlgorithm, C: Clock + 'static> Store<A> for 
     }
 }
 
-/// While the store is unreachable, the entries of a local limit are those in memory. For any other limit the error is returned.
+/// While the store is unreachable, the entries of a local limit are those in memory. For any other
+/// limit the error is returned.
 #[deny(clippy::missing_trait_methods)]
 impl<S: EntryStore<A> + 'static, A: KeepsEntries + LocalAlgorithm, C: Clock + 'static> EntryStore<A>
     for Fallback<S, A, C>

@@ -30,12 +30,14 @@
 //! | `Traced` | `tracing` | a span per decision, by the crate `tracing` |
 //! | `Reload`, `Part` | `reload` | replacing a policy while it is in use |
 //!
-//! No feature is on by default. [`Fallback`] needs a tokio runtime with the time driver enabled (`enable_time`). Put `Metrics` and
-//! `Traced` around it, so that they see its decisions: `Metrics::new(Traced::new(fallback))`.
+//! No feature is on by default. [`Fallback`] needs a tokio runtime with the time driver enabled
+//! (`enable_time`). Put `Metrics` and `Traced` around it, so that they see its decisions:
+//! `Metrics::new(Traced::new(fallback))`.
 //!
 //! # Fewer calls to Redis
 //!
-//! A [`DenialCache`] answers a denied caller that retries, and [`Allotments`] serve a busy one. Both can wrap the same store:
+//! A [`DenialCache`] answers a denied caller that retries, and [`Allotments`] serve a busy one.
+//! Both can wrap the same store:
 //!
 //! ```
 //! use std::time::Duration;
@@ -62,7 +64,8 @@
 //!
 //! # All of them
 //!
-//! From the outside in: what sees decisions, what decides if all below fails, what saves calls, the store.
+//! From the outside in: what sees decisions, what decides if all below fails, what saves calls, the
+//! store.
 #![cfg_attr(all(feature = "metrics", feature = "tracing"), doc = "```standalone_crate")]
 #![cfg_attr(not(all(feature = "metrics", feature = "tracing")), doc = "```ignore")]
 //! use std::num::NonZeroU64;
@@ -196,12 +199,14 @@ pub trait LocalAlgorithm: InMemory + Share + Clone + PartialEq + 'static {}
 
 impl<A: InMemory + Share + Clone + PartialEq + 'static> LocalAlgorithm for A {}
 
-/// Locks, also after a panic of a thread that held the lock: no critical section here leaves a state half changed.
+/// Locks, also after a panic of a thread that held the lock: no critical section here leaves a
+/// state half changed.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Acts when it is dropped: also where an operation ends by an error, or because its caller goes away.
+/// Acts when it is dropped: also where an operation ends by an error, or because its caller goes
+/// away.
 struct OnDrop<F: FnMut()>(F);
 
 impl<F: FnMut()> Drop for OnDrop<F> {

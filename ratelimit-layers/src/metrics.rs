@@ -1,4 +1,5 @@
-//! [`Metrics`]: a store that reports its decisions to the crate `metrics`. `docs/metrics.md` of this crate lists the names and labels.
+//! [`Metrics`]: a store that reports its decisions to the crate `metrics`. `docs/metrics.md` of
+//! this crate lists the names and labels.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Deref;
@@ -19,16 +20,17 @@ const SOURCES: usize = Source::Allotment as usize + 1;
 const OPS: usize = Op::Adopt as usize + 1;
 const CHOICES: usize = OnOutage::NAMES.len();
 
-/// A store over any other that reports its decisions to the crate `metrics`: by limit and outcome, with their latency and
-/// source.
+/// A store over any other that reports its decisions to the crate `metrics`: by limit and outcome,
+/// with their latency and source.
 ///
-/// A limit that would have allowed a request that another limit denied is counted as `spared`, not as `denied`, and a shadow limit that would have
-/// denied as `shadow-denied`. Only
-/// [`Op::Acquire`] counts as a decision; latency and errors are reported of every operation. Install the recorder before
-/// the first decision: a limit's counters are looked up once. A series begins when what it counts has happened.
+/// A limit that would have allowed a request that another limit denied is counted as `spared`, not
+/// as `denied`, and a shadow limit that would have denied as `shadow-denied`. Only [`Op::Acquire`]
+/// counts as a decision; latency and errors are reported of every operation. Install the recorder
+/// before the first decision: a limit's counters are looked up once. A series begins when what it
+/// counts has happened.
 ///
-/// It also reports what the stores within it [count](Store::report_counts) of their own work, at most once per second, with
-/// a request: [`record_counts`](Self::record_counts) does it at once.
+/// It also reports what the stores within it [count](Store::report_counts) of their own work, at
+/// most once per second, with a request: [`record_counts`](Self::record_counts) does it at once.
 ///
 /// ```
 /// use ratelimit_core::{Gcra, Limits, RateLimiter};
@@ -41,8 +43,8 @@ const CHOICES: usize = OnOutage::NAMES.len();
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 ///
-/// Put it around a [`Fallback`](crate::Fallback), so that the decisions without the store are counted too. The state of a
-/// fallback's circuit breaker is reported by the fallback itself.
+/// Put it around a [`Fallback`](crate::Fallback), so that the decisions without the store are
+/// counted too. The state of a fallback's circuit breaker is reported by the fallback itself.
 pub type Metrics<S> = Observed<S, Recorded>;
 
 /// What a [`Metrics`] has looked up and recorded.
@@ -73,14 +75,15 @@ impl<S> Metrics<S> {
         Self::named(store, "store")
     }
 
-    /// Reports the decisions of this store under this name, the label `store`, which distinguishes several in one process.
+    /// Reports the decisions of this store under this name, the label `store`, which distinguishes
+    /// several in one process.
     #[must_use]
     pub fn named(store: S, name: &str) -> Self {
         Self::around(store, Recorded::new(name))
     }
 
-    /// Records what the stores within this one count of their own work, now: before a program ends, or when an exporter asks
-    /// while there are no requests.
+    /// Records what the stores within this one count of their own work, now: before a program ends,
+    /// or when an exporter asks while there are no requests.
     pub fn record_counts<A: Algorithm>(&self)
     where
         S: Store<A>,

@@ -1,5 +1,5 @@
-//! [`Observed`]: wraps a store and observes its decisions, without changing them. [`Observer`]: what hears of them, and of
-//! what a [`Fallback`](crate::Fallback) reports.
+//! [`Observed`]: wraps a store and observes its decisions, without changing them. [`Observer`]:
+//! what hears of them, and of what a [`Fallback`](crate::Fallback) reports.
 
 use std::fmt;
 use std::future::poll_fn;
@@ -10,8 +10,8 @@ use ratelimit_core::algorithm::KeepsEntries;
 use ratelimit_core::store::{Batch, Check, EntryStore, SnapshotStore, WithSnapshot};
 use ratelimit_core::{Algorithm, Decision, Limit, OnOutage, Store, SyncStore, Verdict};
 
-/// Wraps a store and reports each request to an observer: `Metrics`, `Traced` and [`TopDenied`](crate::TopDenied). Decisions
-/// are those of the store.
+/// Wraps a store and reports each request to an observer: `Metrics`, `Traced` and
+/// [`TopDenied`](crate::TopDenied). Decisions are those of the store.
 #[derive_where(Debug; S)]
 pub struct Observed<S, O> {
     store: S,
@@ -50,8 +50,8 @@ pub trait Observer: Send + Sync {
     ) where
         Self: Sized;
 
-    /// A circuit breaker of the store of this name changes to this state. Of all its breakers, one per server, one is now
-    /// `furthest` from closed, and so many are not closed.
+    /// A circuit breaker of the store of this name changes to this state. Of all its breakers, one
+    /// per server, one is now `furthest` from closed, and so many are not closed.
     fn breaker_changed(
         &self,
         store: &str,
@@ -73,8 +73,8 @@ pub trait Observer: Send + Sync {
     }
 }
 
-/// The state of the circuit breaker of a [`Fallback`](crate::Fallback): where a store has several servers, and so several
-/// breakers, the one that is furthest from closed.
+/// The state of the circuit breaker of a [`Fallback`](crate::Fallback): where a store has several
+/// servers, and so several breakers, the one that is furthest from closed.
 ///
 /// As a number, it is the value of the gauge `ratelimit_breaker_state`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -1,6 +1,7 @@
 //! [`Reload`]: the limits of a [`RateLimiter`], replaced while it is in use.
 //!
-//! [`RateLimiter`] does not change: [`Reload`] swaps whole limiters, so a request never sees the limits of two policies.
+//! [`RateLimiter`] does not change: [`Reload`] swaps whole limiters, so a request never sees the
+//! limits of two policies.
 
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -25,11 +26,12 @@ const MAX_DOCUMENT_BYTES: u64 = 1 << 20;
 
 /// A limiter whose limits are replaced while it is in use: by a call, or when a file changes.
 ///
-/// A request takes the [`limiter`](Self::limiter) of the moment and keeps it to its end, so that it is decided by the old
-/// limits or by the new ones, never by some of each. The store stays, with its states: a limit that keeps its name, its algorithm
-/// and its window keeps its states, under the law that a state written under other numbers never creates more than the new
-/// capacity and never locks a key for longer than the new limit takes to recover. With another name, algorithm or window, a limit
-/// starts at full capacity.
+/// A request takes the [`limiter`](Self::limiter) of the moment and keeps it to its end, so that it
+/// is decided by the old limits or by the new ones, never by some of each. The store stays, with
+/// its states: a limit that keeps its name, its algorithm and its window keeps its states, under
+/// the law that a state written under other numbers never creates more than the new capacity and
+/// never locks a key for longer than the new limit takes to recover. With another name, algorithm
+/// or window, a limit starts at full capacity.
 ///
 /// ```
 /// use ratelimit_core::{Limits, AnyAlgorithm};
@@ -92,12 +94,13 @@ impl<S: Store<A>, A: Algorithm + Clone + PartialEq> Reload<S, A> {
         Self { shared: Arc::new(SharedReload { store, limiter, state: Mutex::new(state) }) }
     }
 
-    /// Refuses limits for which this is an error, those in force included. For a policy over a [`Fallback`](crate::Fallback):
-    /// `validate(move |limits| fallback.validate(limits))`, with a clone of it. A layer of `ratelimit-tower` adds its own checks by
-    /// itself.
+    /// Refuses limits for which this is an error, those in force included. For a policy over a
+    /// [`Fallback`](crate::Fallback): `validate(move |limits| fallback.validate(limits))`, with a
+    /// clone of it. A layer of `ratelimit-tower` adds its own checks by itself.
     ///
-    /// Its panic is an error, too. It runs while the policy is being replaced. From it, ask only [`limiter`](Self::limiter) and [`store`](Self::store) of this
-    /// value: everything else waits for the replacement, and so for itself.
+    /// Its panic is an error, too. It runs while the policy is being replaced. From it, ask only
+    /// [`limiter`](Self::limiter) and [`store`](Self::store) of this value: everything else waits
+    /// for the replacement, and so for itself.
     ///
     /// # Errors
     /// The limits in force are not valid.
@@ -112,7 +115,8 @@ impl<S: Store<A>, A: Algorithm + Clone + PartialEq> Reload<S, A> {
         Ok(self)
     }
 
-    /// The limiter of the moment. Decide a whole request by it, and [name](RateLimiter::named) its verdict by it.
+    /// The limiter of the moment. Decide a whole request by it, and [name](RateLimiter::named) its
+    /// verdict by it.
     #[must_use]
     pub fn limiter(&self) -> Arc<RateLimiter<Arc<S>, A>> {
         self.shared.limiter.load_full()
@@ -124,7 +128,8 @@ impl<S: Store<A>, A: Algorithm + Clone + PartialEq> Reload<S, A> {
         &self.shared.store
     }
 
-    /// Why the last attempt to replace the limits failed; `None` if it succeeded, or if there was none.
+    /// Why the last attempt to replace the limits failed; `None` if it succeeded, or if there was
+    /// none.
     #[must_use]
     pub fn last_error(&self) -> Option<Arc<ReloadError>> {
         lock(&self.shared.state).last_error.clone()
@@ -133,8 +138,8 @@ impl<S: Store<A>, A: Algorithm + Clone + PartialEq> Reload<S, A> {
     /// Replaces the limits.
     ///
     /// # Errors
-    /// Limits that are not [valid](Self::validate), or not what a [part](Self::part) requires. The limits in force
-    /// stay.
+    /// Limits that are not [valid](Self::validate), or not what a [part](Self::part) requires. The
+    /// limits in force stay.
     pub fn replace(&self, limits: Limits<A>) -> Result<PolicyChanges, Arc<ReloadError>> {
         self.attempt(|| Ok(limits))
     }
@@ -217,7 +222,8 @@ pub struct PolicyChanges {
     pub added: Vec<Box<str>>,
     /// Limits that are gone. Their states expire by themselves.
     pub removed: Vec<Box<str>>,
-    /// Limits with other parameters. They keep their states, unless the algorithm or its window is another.
+    /// Limits with other parameters. They keep their states, unless the algorithm or its window is
+    /// another.
     pub changed: Vec<Box<str>>,
     /// Whether the limits are in another order.
     pub reordered: bool,

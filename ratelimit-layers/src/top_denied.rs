@@ -1,6 +1,6 @@
-//! [`TopDenied`]: a store that lists the keys that are denied most, in bounded memory, by the *space-saving*
-//! algorithm (Metwally, Agrawal and El Abbadi, "Efficient Computation of Frequent and Top-k Elements in Data
-//! Streams", 2005).
+//! [`TopDenied`]: a store that lists the keys that are denied most, in bounded memory, by the
+//! *space-saving* algorithm (Metwally, Agrawal and El Abbadi, "Efficient Computation of Frequent
+//! and Top-k Elements in Data Streams", 2005).
 
 use std::collections::{BTreeSet, HashMap};
 use std::hash::{BuildHasher as _, RandomState};
@@ -14,16 +14,18 @@ use crate::observed::{Observed, Observer};
 
 /// How many locks the counted keys are spread over.
 const SHARDS: usize = 16;
-/// The most bytes of a key that are kept to be shown. Longer keys are still counted apart, by their hashes.
+/// The most bytes of a key that are kept to be shown. Longer keys are still counted apart, by their
+/// hashes.
 const SHOWN_BYTES: usize = 128;
 
 /// A store over any other that counts which keys each limit denies.
 ///
-/// It counts a fixed number of keys by the *space-saving* algorithm (Metwally, Agrawal and El Abbadi, 2005): a
-/// new key replaces the key with the fewest denials, and starts at that key's count. Keys are spread over 16
-/// lists. A key that receives more than one in `keys / 16` denials of its list is therefore always listed, and
-/// a count is too high by at most [`Denied::over`]. Requests that are allowed cost nothing extra. What only a
-/// [shadow limit](ratelimit_core::Limit::shadow) would have denied was allowed, and is not counted.
+/// It counts a fixed number of keys by the *space-saving* algorithm (Metwally, Agrawal and El
+/// Abbadi, 2005): a new key replaces the key with the fewest denials, and starts at that key's
+/// count. Keys are spread over 16 lists. A key that receives more than one in `keys / 16` denials
+/// of its list is therefore always listed, and a count is too high by at most [`Denied::over`].
+/// Requests that are allowed cost nothing extra. What only a [shadow
+/// limit](ratelimit_core::Limit::shadow) would have denied was allowed, and is not counted.
 ///
 /// ```
 /// use ratelimit_core::{FixedWindow, Limits, RateLimiter};
@@ -72,7 +74,8 @@ struct CountShard {
 }
 
 impl<S> TopDenied<S> {
-    /// Counts denials over `store`. It counts up to `keys` keys, rounded up to a multiple of 16, at least 16.
+    /// Counts denials over `store`. It counts up to `keys` keys, rounded up to a multiple of 16, at
+    /// least 16.
     #[must_use]
     pub fn new(store: S, keys: usize) -> Self {
         let (hasher, shards) = (RandomState::new(), Default::default());
@@ -110,8 +113,8 @@ impl DenialCounts {
             by_count.remove(&(known.count, hash));
             known
         } else {
-            // A new key inherits the count of the key that it replaces, that with the fewest denials: it may have had as many,
-            // forgotten since.
+            // A new key inherits the count of the key that it replaces, that with the fewest
+            // denials: it may have had as many, forgotten since.
             let is_full = counted.len() >= self.keys_per_shard;
             let replaced = if is_full { by_count.pop_first() } else { None };
             let over = replaced.map_or(0, |(count, replaced)| {

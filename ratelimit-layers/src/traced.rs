@@ -13,9 +13,11 @@ use crate::pace::Pace;
 
 /// A store over any other that traces its decisions by the crate `tracing`.
 ///
-/// Each call is a span `ratelimit` of level `DEBUG`. Its fields are `op`, `limits` (names, separated by commas), `allowed`,
-/// `denied_by` (the names of the limits that denied), `retry_after_us` and `source`. An error is an event of level `WARN`
-/// within the span, with `kind`, `error` and `requests`: at most once per second, and for so many requests. Keys are not recorded: they identify callers.
+/// Each call is a span `ratelimit` of level `DEBUG`. Its fields are `op`, `limits` (names,
+/// separated by commas), `allowed`, `denied_by` (the names of the limits that denied),
+/// `retry_after_us` and `source`. An error is an event of level `WARN` within the span, with
+/// `kind`, `error` and `requests`: at most once per second, and for so many requests. Keys are not
+/// recorded: they identify callers.
 ///
 /// ```
 /// use ratelimit_core::{Gcra, Limits, RateLimiter};
@@ -35,7 +37,8 @@ pub struct Spans {
     warns: Pace,
     /// Errors that no event has told of.
     untold: AtomicU64,
-    /// When a line about each state of a circuit breaker is due: a store that fails again and again fills no log.
+    /// When a line about each state of a circuit breaker is due: a store that fails again and again
+    /// fills no log.
     changes: [Pace; 3],
 }
 

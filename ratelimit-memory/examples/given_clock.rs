@@ -1,5 +1,6 @@
-//! A store with a given clock, which needs nothing of the system. It runs on `wasm32-unknown-unknown`, where
-//! the standard library has no time and no threads; `scripts/test wasm` builds and runs it there.
+//! A store with a given clock, which needs nothing of the system. It runs on
+//! `wasm32-unknown-unknown`, where the standard library has no time and no threads; `scripts/test
+//! wasm` builds and runs it there.
 //!
 //! ```console
 //! $ cargo run -p ratelimit-memory --example given_clock
@@ -15,7 +16,8 @@ use ratelimit_core::{
 };
 use ratelimit_memory::MemoryStore;
 
-/// Checks that every key is admitted what its limit says, in buckets and in shards, and again an hour later.
+/// Checks that every key is admitted what its limit says, in buckets and in shards, and again an
+/// hour later.
 fn admits_what_it_says(policy: AnyAlgorithm) -> Result<(), Box<dyn Error>> {
     let clock = ManualClock::new(Timestamp::saturating_from_us(1_795_218_392_123_456));
     let store = MemoryStore::builder().clock(clock.clone()).build();

@@ -1,5 +1,5 @@
-//! A job queue with a concurrency limit: each tenant has at most two jobs in flight, however many workers there are. On
-//! Redis the same limit holds for the workers of all processes.
+//! A job queue with a concurrency limit: each tenant has at most two jobs in flight, however many
+//! workers there are. On Redis the same limit holds for the workers of all processes.
 //!
 //! `cargo run -p ratelimit-memory --example job_queue`
 

@@ -1,4 +1,5 @@
-//! A charge under an id: an estimate that is settled at the true cost, and a lease that ends with the work.
+//! A charge under an id: an estimate that is settled at the true cost, and a lease that ends with
+//! the work.
 //!
 //! `cargo run -p ratelimit-memory --example reservations`
 

@@ -2,11 +2,11 @@
 
 use smallvec::SmallVec;
 
-/// A list in blocks of `N` items, a power of two. Adding an item allocates at most one block, so that no call
-/// pays for the items before it.
+/// A list in blocks of `N` items, a power of two. Adding an item allocates at most one block, so
+/// that no call pays for the items before it.
 pub(crate) struct Blocks<T, const N: usize> {
-    /// All blocks but the last are full. The first grows as a `Vec` does, so that a short list takes little
-    /// memory, and it is stored inline, which saves a cache miss.
+    /// All blocks but the last are full. The first grows as a `Vec` does, so that a short list
+    /// takes little memory, and it is stored inline, which saves a cache miss.
     blocks: SmallVec<[Vec<T>; 1]>,
     pub(crate) len: usize,
 }

@@ -1,5 +1,5 @@
-//! [`Capacity`]: how many keys, reservations and entries a store has, and may have; [`ReservedRoom`]: room that is
-//! counted before it is used.
+//! [`Capacity`]: how many keys, reservations and entries a store has, and may have;
+//! [`ReservedRoom`]: room that is counted before it is used.
 
 use ratelimit_core::Timestamp;
 
@@ -85,8 +85,8 @@ impl Capacity {
         self.keys.release(1);
     }
 
-    /// Sweeps the next slots of a shard of states. The room of each is given back before its state is dropped, which may
-    /// panic.
+    /// Sweeps the next slots of a shard of states. The room of each is given back before its state
+    /// is dropped, which may panic.
     #[inline]
     pub(crate) fn sweep<S>(&self, shard: &mut Shard<S>, now: Timestamp, slots: usize) {
         shard.sweep(now, slots, |entries| {
@@ -101,8 +101,8 @@ impl Capacity {
     }
 }
 
-/// Room that is counted and not used yet. The room that is left is given back on drop: whether it was not
-/// needed, the call ends in an error, or foreign code panics.
+/// Room that is counted and not used yet. The room that is left is given back on drop: whether it
+/// was not needed, the call ends in an error, or foreign code panics.
 #[derive(Debug)]
 pub(crate) struct ReservedRoom<'c> {
     of: &'c Room,
@@ -130,8 +130,8 @@ impl ReservedRoom<'_> {
         is_left
     }
 
-    /// Uses room for what took room for `before` and takes room for `now`. What was not reserved is counted all the
-    /// same: an algorithm may write more entries than it announced.
+    /// Uses room for what took room for `before` and takes room for `now`. What was not reserved is
+    /// counted all the same: an algorithm may write more entries than it announced.
     #[inline]
     pub(crate) fn keep(&mut self, before: u32, now: u32) {
         let (spare, now) = (self.spare + before as usize, now as usize);

@@ -13,35 +13,37 @@ use ratelimit_core::{Clock, SystemClock, Timestamp};
 mod counter;
 
 /// Reads the processor's counter where the kernel itself keeps time by it, and
-/// [`SystemClock`](ratelimit_core::SystemClock) everywhere else. Both are exact to the microsecond; reading the
-/// counter takes a third of the time of a `SystemClock`.
+/// [`SystemClock`](ratelimit_core::SystemClock) everywhere else. Both are exact to the microsecond;
+/// reading the counter takes a third of the time of a `SystemClock`.
 ///
-/// The clock starts at the operating system's time and never jumps. The first such clock measures the counter's
-/// rate, which takes up to a fifth of a second and is accurate to a few parts per million. A limit refills
-/// faster or slower than the wall clock by the same error.
+/// The clock starts at the operating system's time and never jumps. The first such clock measures
+/// the counter's rate, which takes up to a fifth of a second and is accurate to a few parts per
+/// million. A limit refills faster or slower than the wall clock by the same error.
 ///
 /// # When the counter is read
 ///
-/// A processor that calls its counter invariant may still be wrong: on machines with several sockets, after
-/// firmware has written to the counter, or under a hypervisor. Linux checks the counter against other clocks
-/// and abandons it when it drifts. `PreciseClock` therefore asks the kernel when the clock is made. On Linux,
-/// the counter is read if `/sys/devices/system/clocksource/clocksource0/current_clocksource` contains `tsc`
-/// (x86-64) or `arch_sys_counter` (64-bit ARM). If the file contains anything else or cannot be read, and on every
-/// other system, the clock is a `SystemClock`. Existing clocks do not notice when the kernel abandons the
-/// counter later.
+/// A processor that calls its counter invariant may still be wrong: on machines with several
+/// sockets, after firmware has written to the counter, or under a hypervisor. Linux checks the
+/// counter against other clocks and abandons it when it drifts. `PreciseClock` therefore asks the
+/// kernel when the clock is made. On Linux, the counter is read if
+/// `/sys/devices/system/clocksource/clocksource0/current_clocksource` contains `tsc` (x86-64) or
+/// `arch_sys_counter` (64-bit ARM). If the file contains anything else or cannot be read, and on
+/// every other system, the clock is a `SystemClock`. Existing clocks do not notice when the kernel
+/// abandons the counter later.
 ///
 /// # What the counter does not promise
 ///
-/// - A thread never sees the clock go back, and all processors count alike. But a processor may read the
-///   counter a few instructions early, so a thread that has just received another thread's reading may read a
-///   few microseconds less. States carry their own timestamps, so this mints at most those microseconds, and
-///   only where a state has ended and the later reading made the store forget it. Use
-///   [`SystemClock`](ratelimit_core::SystemClock) for a strict order: it waits for the counter, which makes it
-///   slower.
-/// - The time during which a machine is suspended does not count, as with the system's monotonic clock. On some
-///   machines the counter restarts after a suspension to memory: the clock then goes back, and limits refill
-///   nothing until it has caught up. Use `SystemClock` or a [`CoarseClock`] on machines that sleep. Servers do
-///   not sleep, and a virtual machine that is moved or restored takes its counter along.
+/// - A thread never sees the clock go back, and all processors count alike. But a processor may
+///   read the counter a few instructions early, so a thread that has just received another thread's
+///   reading may read a few microseconds less. States carry their own timestamps, so this mints at
+///   most those microseconds, and only where a state has ended and the later reading made the store
+///   forget it. Use [`SystemClock`](ratelimit_core::SystemClock) for a strict order: it waits for
+///   the counter, which makes it slower.
+/// - The time during which a machine is suspended does not count, as with the system's monotonic
+///   clock. On some machines the counter restarts after a suspension to memory: the clock then goes
+///   back, and limits refill nothing until it has caught up. Use `SystemClock` or a [`CoarseClock`]
+///   on machines that sleep. Servers do not sleep, and a virtual machine that is moved or restored
+///   takes its counter along.
 ///
 /// ```
 /// use ratelimit_core::{Clock, SystemClock};
@@ -93,13 +95,13 @@ const STEP: Duration = Duration::from_millis(1);
 
 /// A clock that moves once per millisecond, and costs next to nothing to read.
 ///
-/// A background thread moves the clock by [`SystemClock`] for all its clones, and ends when the last clone is
-/// dropped. The steps are longer where the machine does not let that thread run. The clock is never ahead of
-/// the system clock and never goes back, even between threads that exchange readings: a limit may refill one
-/// step too late, never too early.
+/// A background thread moves the clock by [`SystemClock`] for all its clones, and ends when the
+/// last clone is dropped. The steps are longer where the machine does not let that thread run. The
+/// clock is never ahead of the system clock and never goes back, even between threads that exchange
+/// readings: a limit may refill one step too late, never too early.
 ///
-/// Where no thread can be started, every reading is one of `SystemClock`: slower, but right. A forked process
-/// does not inherit the thread, and has to make a clock of its own.
+/// Where no thread can be started, every reading is one of `SystemClock`: slower, but right. A
+/// forked process does not inherit the thread, and has to make a clock of its own.
 ///
 /// ```
 /// use ratelimit_memory::{CoarseClock, MemoryStore};

@@ -1,20 +1,23 @@
-//! The table of compact states: a *partial-key cuckoo table* (four slots per bucket, two candidate buckets per
-//! key, the alternate by XOR; Fan et al., "Cuckoo Filter", 2014) under an *extendible-hashing directory* (Fagin
-//! et al., 1979). A slot is sixteen bytes, a bucket one cache line. Readers are *optimistic*, as a seqlock's
-//! are: they read, decide and validate. Writers take a lock bit per slot.
+//! The table of compact states: a *partial-key cuckoo table* (four slots per bucket, two candidate
+//! buckets per key, the alternate by XOR; Fan et al., "Cuckoo Filter", 2014) under an
+//! *extendible-hashing directory* (Fagin et al., 1979). A slot is sixteen bytes, a bucket one cache
+//! line. Readers are *optimistic*, as a seqlock's are: they read, decide and validate. Writers take
+//! a lock bit per slot.
 //!
-//! A state that fits ([`Packed`]) lies in one of its key's two buckets. A state that does not fit, or must
-//! outlive the store's own clock, lies in a shard, and the key's first bucket is marked as spilled. A key never
-//! has both. A decision that writes nothing takes no lock; one that writes takes its slot's: see `bucket.rs`.
-//! When both buckets of a key are full, one of their entries is relocated to its alternate bucket, where an
-//! entry may be relocated first, or the segment splits: see `directory.rs`.
+//! A state that fits ([`Packed`]) lies in one of its key's two buckets. A state that does not fit,
+//! or must outlive the store's own clock, lies in a shard, and the key's first bucket is marked as
+//! spilled. A key never has both. A decision that writes nothing takes no lock; one that writes
+//! takes its slot's: see `bucket.rs`. When both buckets of a key are full, one of their entries is
+//! relocated to its alternate bucket, where an entry may be relocated first, or the segment splits:
+//! see `directory.rs`.
 //!
-//! An entry that has expired by the store's own clock counts as free. A call that needs its slot takes it, and
-//! a call that inserts a key sweeps a few buckets.
+//! An entry that has expired by the store's own clock counts as free. A call that needs its slot
+//! takes it, and a call that inserts a key sweeps a few buckets.
 //!
-//! With many keys, cache misses dominate; both candidate buckets are prefetched together. A processor looks some three
-//! hundred instructions ahead, so a decision that fits overlaps its two misses. Instructions therefore count: no branch
-//! depends on the slot, and rare cases are compiled out of line.
+//! With many keys, cache misses dominate; both candidate buckets are prefetched together. A
+//! processor looks some three hundred instructions ahead, so a decision that fits overlaps its two
+//! misses. Instructions therefore count: no branch depends on the slot, and rare cases are compiled
+//! out of line.
 
 #![allow(
     clippy::inline_always,
@@ -124,8 +127,8 @@ impl<'t, B: BorrowMut<BucketGuard<'t>>> LockedPair<'t, B> {
         is_used
     }
 
-    /// Inserts a state of the key, which has none: over an entry that has expired by `now_us`, or into a free
-    /// slot if `may_add` reserves room for one more entry.
+    /// Inserts a state of the key, which has none: over an entry that has expired by `now_us`, or
+    /// into a free slot if `may_add` reserves room for one more entry.
     pub(crate) fn insert(
         &mut self,
         state: Packed,
@@ -252,8 +255,8 @@ impl CuckooTable {
         }
     }
 
-    /// Frees a slot for a key whose buckets are full. Returns whether there is one now; another thread may take it. The caller
-    /// must hold no bucket's lock.
+    /// Frees a slot for a key whose buckets are full. Returns whether there is one now; another
+    /// thread may take it. The caller must hold no bucket's lock.
     pub(crate) fn make_room(&self, address: Address) -> bool {
         let LockedPair { route, mut buckets } = self.lock(address);
         let has_place = buckets.iter().any(|bucket| bucket.free_slot().is_some());
@@ -264,8 +267,8 @@ impl CuckooTable {
         self.directory.split(route)
     }
 
-    /// Frees the expired entries in the next `count` buckets, skipping those that another thread has locked.
-    /// Returns how many it freed.
+    /// Frees the expired entries in the next `count` buckets, skipping those that another thread
+    /// has locked. Returns how many it freed.
     pub(crate) fn sweep(&self, count: usize, now: Timestamp) -> usize {
         let now_us = self.since_epoch_us(now);
         let buckets = self.directory.segments() * BUCKETS;

@@ -41,8 +41,8 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! A [`CoarseClock`] is read without a system call and moves in steps. A store that is full of reservations returns a
-//! [`MemoryError`]:
+//! A [`CoarseClock`] is read without a system call and moves in steps. A store that is full of
+//! reservations returns a [`MemoryError`]:
 //!
 //! ```
 //! use ratelimit_core::{Gcra, Limits, RateLimiter, ReservationId};
@@ -60,26 +60,32 @@
 //!
 //! # Behaviour
 //!
-//! - **Bounded memory.** A store has caps on [keys](Builder::capacity), [reservations](Builder::reservations) and
-//!   [log entries](Builder::entries). It never resets the limit of a live key to make room: at the cap, new keys share one
-//!   state per limit, which [`MemoryStore::overflowed`] counts. Give a store that is often full a larger capacity.
-//! - **No background thread.** Later calls free expired states, a few per call. Memory therefore follows the keys that arrive:
-//!   the states of the last burst stay until new keys come, within the cap. [`MemoryStore::len`] counts them.
-//! - **Locks.** For [`Gcra`](ratelimit_core::Gcra), a denial usually takes no
-//!   lock, and a charge locks one slot for some instructions. Other states have locks per shard. Batches never deadlock.
-//! - **Keys are hashes** under a random secret. Two keys whose hashes agree share a limit. Among ten million keys of GCRA
-//!   limits that have all arrived once, any two have met with a probability of at most 1.6 · 10⁻³; among as many keys of the
-//!   other algorithms, it is 2 · 10⁻⁵. The comment in `src/hash.rs` derives these figures, and those for chosen keys.
+//! - **Bounded memory.** A store has caps on [keys](Builder::capacity),
+//!   [reservations](Builder::reservations) and [log entries](Builder::entries). It never resets the
+//!   limit of a live key to make room: at the cap, new keys share one state per limit, which
+//!   [`MemoryStore::overflowed`] counts. Give a store that is often full a larger capacity.
+//! - **No background thread.** Later calls free expired states, a few per call. Memory therefore
+//!   follows the keys that arrive: the states of the last burst stay until new keys come, within
+//!   the cap. [`MemoryStore::len`] counts them.
+//! - **Locks.** For [`Gcra`](ratelimit_core::Gcra), a denial usually takes no lock, and a charge
+//!   locks one slot for some instructions. Other states have locks per shard. Batches never
+//!   deadlock.
+//! - **Keys are hashes** under a random secret. Two keys whose hashes agree share a limit. Among
+//!   ten million keys of GCRA limits that have all arrived once, any two have met with a
+//!   probability of at most 1.6 · 10⁻³; among as many keys of the other algorithms, it is 2 · 10⁻⁵.
+//!   The comment in `src/hash.rs` derives these figures, and those for chosen keys.
 //! - **A panic** of an algorithm or a clock charges nothing, and the store stays usable.
 //!
-//! To list the callers denied most often, wrap the store in `TopDenied` of the crate `ratelimit-layers`. For a value that owns a
-//! lease, see [`RateLimiter::lease_now`](ratelimit_core::RateLimiter::lease_now).
+//! To list the callers denied most often, wrap the store in `TopDenied` of the crate
+//! `ratelimit-layers`. For a value that owns a lease, see
+//! [`RateLimiter::lease_now`](ratelimit_core::RateLimiter::lease_now).
 //!
 //! # Without an operating system
 //!
-//! The store runs on `wasm32-unknown-unknown` if you [give it a clock](Builder::clock). The standard library has no time there:
-//! [`MemoryStore::new`], [`PreciseClock`] and [`CoarseClock`] panic. It has no randomness either, so the hash key is no secret,
-//! and clients that choose their keys can make them collide.
+//! The store runs on `wasm32-unknown-unknown` if you [give it a clock](Builder::clock). The
+//! standard library has no time there: [`MemoryStore::new`], [`PreciseClock`] and [`CoarseClock`]
+//! panic. It has no randomness either, so the hash key is no secret, and clients that choose their
+//! keys can make them collide.
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
 #![cfg_attr(test, allow(clippy::expect_used, clippy::unwrap_used, clippy::panic))]

@@ -48,8 +48,8 @@ impl<'s> ReservationGuards<'s> {
         }
     }
 
-    /// The hash of a check's reservation. Both terms are secret and evenly spread, so their sum is, and clients cannot
-    /// choose it.
+    /// The hash of a check's reservation. Both terms are secret and evenly spread, so their sum is,
+    /// and clients cannot choose it.
     const fn hash(&self, key: u64) -> u64 {
         key.wrapping_add(self.hash_of_id)
     }
@@ -70,7 +70,8 @@ impl<'s> ReservationGuards<'s> {
         Some(self.locked.get(self.hash(key)).state(slot)?.reservation.clone())
     }
 
-    /// A number that identifies the limits and keys, in any order: distinct are secret, and so is their sum.
+    /// A number that identifies the limits and keys, in any order: distinct are secret, and so is
+    /// their sum.
     pub(crate) fn fingerprint(&self) -> u64 {
         self.keys.iter().copied().fold(0, u64::wrapping_add)
     }
@@ -95,8 +96,8 @@ impl<'s> ReservationGuards<'s> {
     }
 }
 
-/// When a state or reservation may be swept, by the store's own clock, as with a time to live in Redis. The
-/// time that a request gives says nothing about when the next request comes.
+/// When a state or reservation may be swept, by the store's own clock, as with a time to live in
+/// Redis. The time that a request gives says nothing about when the next request comes.
 pub(crate) fn sweep_at(time: Now, own: Timestamp, expires: Timestamp) -> Timestamp {
     match time {
         Now::Store => expires,

@@ -1,13 +1,14 @@
 //! [`Shard`]: states in a slab, found by hash, swept a few slots at a time.
 //!
-//! A shard grows without a pause. Its slots lie in blocks that never move, and its index consists of many small
-//! hash tables that grow by *linear hashing* (Litwin, "Linear Hashing", 1980): every few slots one more table
-//! is added, and takes its keys from the next table in turn. A single table would double, and rehash all keys
-//! within one call: a hundred thousand keys take longer than the millisecond that a call may take.
+//! A shard grows without a pause. Its slots lie in blocks that never move, and its index consists
+//! of many small hash tables that grow by *linear hashing* (Litwin, "Linear Hashing", 1980): every
+//! few slots one more table is added, and takes its keys from the next table in turn. A single
+//! table would double, and rehash all keys within one call: a hundred thousand keys take longer
+//! than the millisecond that a call may take.
 //!
-//! A key is stored as its hash alone, under a secret key. That any two of ten million keys share a hash, and so
-//! their limit, has a chance of 2 in a hundred thousand; `hash.rs` has the figures for untrusted
-//! keys. This saves an allocation per key, and a cache miss per request.
+//! A key is stored as its hash alone, under a secret key. That any two of ten million keys share a
+//! hash, and so their limit, has a chance of 2 in a hundred thousand; `hash.rs` has the figures for
+//! untrusted keys. This saves an allocation per key, and a cache miss per request.
 
 use hashbrown::HashTable;
 use ratelimit_core::Timestamp;
@@ -24,8 +25,8 @@ const NOWHERE: u32 = u32::MAX;
 pub(crate) const MOST_SLOTS: usize = NOWHERE as usize;
 /// Slots per block. A block takes some kilobytes, so that allocating one does not delay a call.
 const SLOTS_A_BLOCK: usize = 256;
-/// Slots per table. The tables that are next to be split have up to twice as many, and some more by chance: 180
-/// keeps these below 448, the most for a table of 512 places.
+/// Slots per table. The tables that are next to be split have up to twice as many, and some more by
+/// chance: 180 keeps these below 448, the most for a table of 512 places.
 const SLOTS_A_TABLE: usize = 180;
 /// The multiplier of Fibonacci hashing: 2^64 divided by the golden ratio, which is odd.
 const MIX: u64 = 0x9e37_79b9_7f4a_7c15;
@@ -34,8 +35,8 @@ enum ShardSlot<S> {
     Used {
         hash: u64,
         sweep_at: Timestamp,
-        /// How many entries the state was counted with. It is stored, so that freeing the state subtracts
-        /// exactly what was added, whatever the state reports by then.
+        /// How many entries the state was counted with. It is stored, so that freeing the state
+        /// subtracts exactly what was added, whatever the state reports by then.
         entries: u32,
         state: S,
     },
@@ -48,13 +49,15 @@ enum ShardSlot<S> {
 /// A slot, as the index refers to it.
 #[derive(Clone, Copy)]
 struct Pointer {
-    /// The lower half of the hash: growing tables reads no slot, and a lookup reads few slots of other keys.
+    /// The lower half of the hash: growing tables reads no slot, and a lookup reads few slots of
+    /// other keys.
     tag: u32,
     slot: u32,
 }
 
 impl Pointer {
-    /// A hash for the place in the table. It depends on the lower bits as well, by which the table was chosen.
+    /// A hash for the place in the table. It depends on the lower bits as well, by which the table
+    /// was chosen.
     #[inline]
     fn mixed(tag: u32) -> u64 {
         u64::from(tag).wrapping_mul(MIX).rotate_left(32)
@@ -70,8 +73,8 @@ const fn tag_of(hash: u64) -> u32 {
 /// The shard of a hash, among `shards` shards, a power of two.
 #[inline]
 pub(crate) fn shard_of(hash: u64, shards: usize) -> usize {
-    // These bits are the same for all limits of a caller; the tables inside a shard use the low bits and the
-    // top seven.
+    // These bits are the same for all limits of a caller; the tables inside a shard use the low
+    // bits and the top seven.
     usize::try_from(hash >> (64 - CALLER_BITS)).unwrap_or_default() & (shards - 1)
 }
 
@@ -123,8 +126,8 @@ pub(crate) struct Shard<S> {
     cursor: usize,
     /// No state may be swept before this time: until then a sweep reads no slot.
     earliest: Timestamp,
-    /// The earliest sweep time of the states that the sweep has passed in this round, or that were written
-    /// since.
+    /// The earliest sweep time of the states that the sweep has passed in this round, or that were
+    /// written since.
     passed: Timestamp,
 }
 
@@ -160,8 +163,8 @@ impl<S> Shard<S> {
         self.find_if(hash, |_| true)
     }
 
-    /// Finds the slot of a hash whose state satisfies `is_it`: several states can have one hash if their
-    /// content tells them apart.
+    /// Finds the slot of a hash whose state satisfies `is_it`: several states can have one hash if
+    /// their content tells them apart.
     #[inline]
     pub(crate) fn find_if(&self, hash: u64, is_it: impl Fn(&S) -> bool) -> Option<usize> {
         let tag = tag_of(hash);
@@ -176,8 +179,9 @@ impl<S> Shard<S> {
         table.find(Pointer::mixed(tag), is_wanted).map(|pointer| pointer.slot as usize)
     }
 
-    /// The state in a slot, the number of entries that it is counted with, and when it may be swept, to be changed in place. A caller
-    /// that changes that time calls [`expect_at`](Self::expect_at).
+    /// The state in a slot, the number of entries that it is counted with, and when it may be
+    /// swept, to be changed in place. A caller that changes that time calls
+    /// [`expect_at`](Self::expect_at).
     #[inline]
     pub(crate) fn state_mut(&mut self, slot: usize) -> Option<(&mut S, &mut u32, &mut Timestamp)> {
         match self.slots.get_mut(slot) {
@@ -304,7 +308,8 @@ impl<S> Shard<S> {
         }
     }
 
-    /// Sweeps the next `count` slots: frees those that have expired, and tells of each how many entries its state had.
+    /// Sweeps the next `count` slots: frees those that have expired, and tells of each how many
+    /// entries its state had.
     pub(crate) fn sweep(&mut self, now: Timestamp, count: usize, freed: impl Fn(u32)) {
         for _ in 0..count.min(self.slots.len) {
             if now < self.earliest {

@@ -1,11 +1,11 @@
 //! [`MemoryStore`]: a cuckoo table for compact states, shards for all others.
 //!
-//! A state of a few numbers goes to the table, unless it takes more than twelve days to recover or is written more than 2.2
-//! years after the store was made. All other states go to shards: windows, logs, leases, stacks, and states that were
-//! charged at an explicit time.
+//! A state of a few numbers goes to the table, unless it takes more than twelve days to recover or
+//! is written more than 2.2 years after the store was made. All other states go to shards: windows,
+//! logs, leases, stacks, and states that were charged at an explicit time.
 //!
-//! The locked batch can decide everything. Each other path is only faster, and stays while it saves a tenth of the
-//! instructions of the requests that it serves.
+//! The locked batch can decide everything. Each other path is only faster, and stays while it saves
+//! a tenth of the instructions of the requests that it serves.
 
 #![allow(clippy::inline_always, reason = "see the same in `fast_path.rs`")]
 
@@ -49,7 +49,8 @@ pub struct MemoryStore<A: InMemory = AnyAlgorithm, C = PreciseClock> {
     table: Option<CuckooTable>,
     /// All other states, by a hash of the key. Locked after any bucket.
     shards: Box<[Mutex<Shard<A::State>>]>,
-    /// The states that new keys share when the store is full, one per limit. Locked after any shard.
+    /// The states that new keys share when the store is full, one per limit. Locked after any
+    /// shard.
     overflow: Mutex<Shard<A::State>>,
     /// The reservations, by the ids of batches. Locked after all others.
     reservations: Box<[Mutex<Shard<KeyedReservation>>]>,
@@ -89,8 +90,8 @@ impl MemoryStore {
 }
 
 impl<A: InMemory, C: Clock> MemoryStore<A, C> {
-    /// Returns the number of keys in the store, including expired keys that no call has swept yet, without
-    /// [reservations](Self::reservations).
+    /// Returns the number of keys in the store, including expired keys that no call has swept yet,
+    /// without [reservations](Self::reservations).
     #[must_use]
     pub fn len(&self) -> usize {
         self.capacity.keys.used()
@@ -102,30 +103,32 @@ impl<A: InMemory, C: Clock> MemoryStore<A, C> {
         self.len() == 0
     }
 
-    /// Returns how many checks were decided on a shared state because the store was full. If it is more than 0,
-    /// the store needs a larger [capacity](Builder::capacity).
+    /// Returns how many checks were decided on a shared state because the store was full. If it is
+    /// more than 0, the store needs a larger [capacity](Builder::capacity).
     #[must_use]
     pub fn overflowed(&self) -> u64 {
         self.overflowed.load(Ordering::Relaxed)
     }
 
-    /// Returns the number of reservations and leases in the store: those that wait for their settlement, those that are
-    /// settled and not yet forgotten, and expired ones that no call has swept yet. It never exceeds
-    /// [the cap](Builder::reservations).
+    /// Returns the number of reservations and leases in the store: those that wait for their
+    /// settlement, those that are settled and not yet forgotten, and expired ones that no call has
+    /// swept yet. It never exceeds [the cap](Builder::reservations).
     #[must_use]
     pub fn reservations(&self) -> usize {
         self.capacity.reservations.used()
     }
 
-    /// Returns how many requests were charged [without a record](Verdict::is_unrecorded) of their reservation, because the
-    /// store had no room for it. If it is more than 0, the store needs room for more [reservations](Builder::reservations).
+    /// Returns how many requests were charged [without a record](Verdict::is_unrecorded) of their
+    /// reservation, because the store had no room for it. If it is more than 0, the store needs
+    /// room for more [reservations](Builder::reservations).
     #[must_use]
     pub fn unrecorded(&self) -> u64 {
         self.unrecorded.load(Ordering::Relaxed)
     }
 
-    /// Returns how many entries all logs together keep, including expired entries that no call has swept yet.
-    /// Of all, those beyond the part of their key never exceed [the cap](Builder::entries).
+    /// Returns how many entries all logs together keep, including expired entries that no call has
+    /// swept yet. Of all, those beyond the part of their key never exceed [the
+    /// cap](Builder::entries).
     #[must_use]
     pub fn entry_count(&self) -> usize {
         lock(&self.overflow).entries() + self.capacity.entries.used()
@@ -227,9 +230,10 @@ impl<A: InMemory, C: Clock> MemoryStore<A, C> {
         }
     }
 
-    /// [`RateLimiter::check_now`] of several callers, in order and each by itself; `report` gets the position and the result of
-    /// each. With a single limit, the clock is read and memory fetched for eight callers together, which is faster than one
-    /// call each; so `report` should be quick.
+    /// [`RateLimiter::check_now`] of several callers, in order and each by itself; `report` gets
+    /// the position and the result of each. With a single limit, the clock is read and memory
+    /// fetched for eight callers together, which is faster than one call each; so `report` should
+    /// be quick.
     ///
     /// ```
     /// use ratelimit_core::{Gcra, Limits, RateLimiter};
@@ -263,9 +267,10 @@ impl<A: InMemory, C: Clock> MemoryStore<A, C> {
         }
     }
 
-    /// Acquires each of several keys, in order, and passes the position and the result of each to `report`. An error of one
-    /// key does not end the others. The time is read once per eight keys, or once per four of those that are left. If
-    /// `report` panics, the key that it was called for and all keys before it have been decided, and no other key has.
+    /// Acquires each of several keys, in order, and passes the position and the result of each to
+    /// `report`. An error of one key does not end the others. The time is read once per eight keys,
+    /// or once per four of those that are left. If `report` panics, the key that it was called for
+    /// and all keys before it have been decided, and no other key has.
     pub fn acquire_each_now(
         &self,
         limit: &Limit<A>,
@@ -321,10 +326,12 @@ impl<A: InMemory, C: Clock> MemoryStore<A, C> {
     }
 }
 
-/// How many callers are decided together: enough to fetch the memory of all of them in the time of one.
+/// How many callers are decided together: enough to fetch the memory of all of them in the time of
+/// one.
 const AT_ONCE: usize = 8;
 
-/// Finds the keys of these callers, if there is one limit and each key is one identifier that its caller keeps as text.
+/// Finds the keys of these callers, if there is one limit and each key is one identifier that its
+/// caller keeps as text.
 #[inline]
 fn one_key_each<'a, A: InMemory, I: Identifiers + ?Sized>(
     limits: &'a Limits<A>,
@@ -394,8 +401,9 @@ impl<A: InMemory, C: Clock> Store<A> for MemoryStore<A, C> {
     }
 }
 
-/// By the locked batch, which decides and copies the states under one set of locks: slower than [`Store::apply`]. The
-/// states are unknown where a check uses a state that new keys share in a full store.
+/// By the locked batch, which decides and copies the states under one set of locks: slower than
+/// [`Store::apply`]. The states are unknown where a check uses a state that new keys share in a
+/// full store.
 impl<A: InMemory, C: Clock> SnapshotStore<A> for MemoryStore<A, C> {
     fn apply_with_snapshot(
         &self,

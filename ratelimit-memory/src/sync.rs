@@ -14,14 +14,16 @@ use std::sync::{PoisonError, TryLockError};
 
 /// Locks a mutex, even if another holder has panicked.
 ///
-/// The foreign code that runs under a lock is an algorithm's and the clock's. All of it runs before the first
-/// write of a call: a batch notes its writes, and makes them once no code is left that could panic. So a panic
-/// leaves every state as it was, and reserved room is given back on drop ([`ReservedRoom`]).
+/// The foreign code that runs under a lock is an algorithm's and the clock's. All of it runs before
+/// the first write of a call: a batch notes its writes, and makes them once no code is left that
+/// could panic. So a panic leaves every state as it was, and reserved room is given back on drop
+/// ([`ReservedRoom`]).
 ///
-/// The exception is [`step_in_place`], by which an algorithm changes the one state of a call. Its contract is to
-/// decide before it writes. If it panics later all the same, or [`entries_in`] of the new state does, then this
-/// one state is as the algorithm has left it, counted with the entries that it had before. (A sweep may drop
-/// states after the write, which is foreign code as well. The room that it frees is counted all the same.)
+/// The exception is [`step_in_place`], by which an algorithm changes the one state of a call. Its
+/// contract is to decide before it writes. If it panics later all the same, or [`entries_in`] of
+/// the new state does, then this one state is as the algorithm has left it, counted with the
+/// entries that it had before. (A sweep may drop states after the write, which is foreign code as
+/// well. The room that it frees is counted all the same.)
 ///
 /// [`ReservedRoom`]: crate::capacity::ReservedRoom
 /// [`step_in_place`]: ratelimit_core::algorithm::InMemory::step_in_place
@@ -39,20 +41,22 @@ pub(crate) fn try_lock<T>(mutex: &Mutex<T>) -> Option<MutexGuard<'_, T>> {
     }
 }
 
-/// Waits for the lock of a slot, which its holder keeps for a few instructions, and counts the wait: spins first, then
-/// yields, then sleeps.
+/// Waits for the lock of a slot, which its holder keeps for a few instructions, and counts the
+/// wait: spins first, then yields, then sleeps.
 #[cfg(not(all(test, loom)))]
 pub(crate) fn wait(waited: &mut u32) {
-    /// After so many spins a thread yields: the lock's holder may be waiting for this very processor.
+    /// After so many spins a thread yields: the lock's holder may be waiting for this very
+    /// processor.
     const SPINS: u32 = 8;
-    /// After so many more yields it sleeps. A thread of a real-time class that yields keeps running, ahead of a
-    /// holder of a lower priority, for as long as the system lets it.
+    /// After so many more yields it sleeps. A thread of a real-time class that yields keeps
+    /// running, ahead of a holder of a lower priority, for as long as the system lets it.
     const YIELDS: u32 = 30;
     /// How long it then sleeps, each time.
     const SLEEP: std::time::Duration = std::time::Duration::from_micros(50);
 
     if *waited < SPINS {
-        // Each spin is twice as long as the last, so that waiting threads leave the cache line to the writer.
+        // Each spin is twice as long as the last, so that waiting threads leave the cache line to
+        // the writer.
         (0..1 << *waited).for_each(|_| std::hint::spin_loop());
     } else if *waited < SPINS + YIELDS {
         std::thread::yield_now();

@@ -20,8 +20,8 @@ use ratelimit_testkit::{
 #[path = "../../ratelimit-testkit/tests/laws/failed_once.rs"]
 mod failed_once;
 
-/// How many calls may pass until all expired states are gone. Each sweeps two slots of one of four shards, and
-/// three of the smallest table's 512 buckets; no law makes more than a few dozen keys.
+/// How many calls may pass until all expired states are gone. Each sweeps two slots of one of four
+/// shards, and three of the smallest table's 512 buckets; no law makes more than a few dozen keys.
 const CALLS_TO_SWEEP: usize = 200;
 
 /// The time at which every store is built.
@@ -91,7 +91,8 @@ conformance!(memory_own_clock, ByOwnClock<AlsoSync<InMemory<AnyAlgorithm>>>);
 fn cases_that_failed_once() {
     for (property, case) in failed_once::cases() {
         regression::<InMemory<AnyAlgorithm>>(property, &case);
-        // A clock that goes back finds expired states freed, which the algorithm alone does not know.
+        // A clock that goes back finds expired states freed, which the algorithm alone does not
+        // know.
         let us = |line: &str| line.strip_prefix("at ")?.split(' ').next()?.parse::<u64>().ok();
         if property == Property::Agrees && case.lines().filter_map(us).is_sorted() {
             regression::<ByOwnClock<InMemory<AnyAlgorithm>>>(property, &case);

@@ -1,7 +1,8 @@
 //! A user-defined algorithm with its own Lua twin: each decision is one short script on the server.
 //!
 //! A lifetime budget, as for a trial account: a fixed amount, never refilled. `src/lua/README.md`
-//! specifies what each section of the twin receives and leaves. The tests below hold the twin to the laws.
+//! specifies what each section of the twin receives and leaves. The tests below hold the twin to
+//! the laws.
 //!
 //! `cargo run -p ratelimit-redis --example own_twin -- redis://127.0.0.1:6379`
 
@@ -111,7 +112,8 @@ mod tests {
 
     use super::*;
 
-    // The laws: by the step itself, and by the twin on a server, which must decide as the step does.
+    // The laws: by the step itself, and by the twin on a server, which must decide as the step
+    // does.
     algorithm_conformance!(laws, Trial, [Trial(1), Trial(7), Trial(1 << 40)], on OnRedis);
 
     /// A server that all tests share.
@@ -145,7 +147,8 @@ mod tests {
             store.state(limit, key).await.expect("it answers")
         }
 
-        /// A trial is kept for ever. A twin whose states expire lists the keys that live for longer than `within`.
+        /// A trial is kept for ever. A twin whose states expire lists the keys that live for longer
+        /// than `within`.
         async fn leaks(&self, _: &RedisStore, _within: Duration) -> Vec<String> {
             Vec::new()
         }

@@ -1,6 +1,7 @@
 //! A user-defined algorithm, written once for memory and Redis, without Lua.
 //!
-//! A budget per day (UTC) that is half as large on weekends; alone, and beside a built-in algorithm.
+//! A budget per day (UTC) that is half as large on weekends; alone, and beside a built-in
+//! algorithm.
 //!
 //! `cargo run -p ratelimit-redis --example weekend_budget -- redis://127.0.0.1:6379`
 
@@ -200,7 +201,8 @@ fn limits(budget: u64) -> Result<Limits<WeekendBudget>, ConfigError> {
     Limits::new([Limit::new("budget", WeekendBudget(budget))?])
 }
 
-/// A store whose keys are its own: both programs have a limit `budget`, and each writes its states in its own way.
+/// A store whose keys are its own: both programs have a limit `budget`, and each writes its states
+/// in its own way.
 async fn apart(url: &str) -> Result<RedisStore<Cas>, RedisError> {
     RedisStore::builder().cas().prefix("plan").connect(url).await
 }

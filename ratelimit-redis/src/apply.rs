@@ -1,8 +1,8 @@
 //! `Store::apply` of all modes: the entry of every decision. Each function calls only functions
 //! below it.
 //!
-//! A batch whose keys lie in one slot goes to its mode (`lua_mode.rs`, `cas_mode.rs`, `multi_mode.rs`), any
-//! other to `cross_slot.rs`.
+//! A batch whose keys lie in one slot goes to its mode (`lua_mode.rs`, `cas_mode.rs`,
+//! `multi_mode.rs`), any other to `cross_slot.rs`.
 
 use ratelimit_core::store::{Batch, Snapshot, SnapshotStore, WithSnapshot};
 use ratelimit_core::{Algorithm, Refusal, Store, Verdict};

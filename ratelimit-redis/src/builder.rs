@@ -52,23 +52,24 @@ impl<M: Mode> Builder<M> {
         self
     }
 
-    /// Sets what keeps identifiers together on a cluster. By default each identifier has its own tag.
-    /// Stores that share limits need the same tag.
+    /// Sets what keeps identifiers together on a cluster. By default each identifier has its own
+    /// tag. Stores that share limits need the same tag.
     #[must_use]
     pub fn tag(mut self, tag: Tag) -> Self {
         self.keys.tag = tag;
         self
     }
 
-    /// Replaces every identifier in the keys, such as an address or an API key, by a hash keyed with
-    /// this secret. Stores that share limits need the same secret.
+    /// Replaces every identifier in the keys, such as an address or an API key, by a hash keyed
+    /// with this secret. Stores that share limits need the same secret.
     #[must_use]
     pub fn hide_identifiers(mut self, secret: impl AsRef<[u8]>) -> Self {
         self.keys.set_secret(secret.as_ref());
         self
     }
 
-    /// Sets how batches across slots of a cluster are decided. The default is [`CrossSlot::Reserve`].
+    /// Sets how batches across slots of a cluster are decided. The default is
+    /// [`CrossSlot::Reserve`].
     #[must_use]
     pub fn cross_slot(mut self, cross_slot: CrossSlot) -> Self {
         self.cross_slot = cross_slot;
@@ -94,27 +95,28 @@ impl<M: Mode> Builder<M> {
 
     /// Sets how long a decision may take, at least 1 ms. The default is 1 second.
     ///
-    /// The deadline covers the whole decision: the wait for a connection, a script that is sent again by
-    /// its text, redirections, the look-up of a new master, and the rounds of a mode without scripts.
-    /// After it the store sends nothing more. A decision across slots of a cluster reserves a quarter of
-    /// it for returning charges.
+    /// The deadline covers the whole decision: the wait for a connection, a script that is sent
+    /// again by its text, redirections, the look-up of a new master, and the rounds of a mode
+    /// without scripts. After it the store sends nothing more. A decision across slots of a cluster
+    /// reserves a quarter of it for returning charges.
     ///
-    /// Connecting continues when a decision is given up, so the deadline may be shorter than connecting
-    /// takes.
+    /// Connecting continues when a decision is given up, so the deadline may be shorter than
+    /// connecting takes.
     #[must_use]
     pub fn deadline(mut self, deadline: Duration) -> Self {
         self.deadline = deadline.clamp(SHORTEST_DEADLINE, LONGEST);
         self
     }
 
-    /// Sets whether requests that wait for the connection go together in its next call. They do by default, unless the URL
-    /// says `merge=off`.
+    /// Sets whether requests that wait for the connection go together in its next call. They do by
+    /// default, unless the URL says `merge=off`.
     ///
-    /// A merged request gets the decision that it would have got alone. It waits only while enough calls are out: two, or more
-    /// where the way is long. On a
-    /// cluster requests of one slot go together. Only the Lua mode merges, and only acquires that may fit: a request with an id,
-    /// with metadata, at a given time or of a cost above a capacity goes alone, as do peeks, forced charges, refunds and resets,
-    /// and all requests to limits that count attempts or keep logs, bucketed windows or leases.
+    /// A merged request gets the decision that it would have got alone. It waits only while enough
+    /// calls are out: two, or more where the way is long. On a cluster requests of one slot go
+    /// together. Only the Lua mode merges, and only acquires that may fit: a request with an id,
+    /// with metadata, at a given time or of a cost above a capacity goes alone, as do peeks, forced
+    /// charges, refunds and resets, and all requests to limits that count attempts or keep logs,
+    /// bucketed windows or leases.
     #[must_use]
     pub fn merge(mut self, merge: bool) -> Self {
         self.merge = Some(merge);
@@ -128,11 +130,12 @@ impl<M: Mode> Builder<M> {
         self
     }
 
-    /// Sets the runtime on which the store lives: its connections, and the calls that several requests share. By default it
-    /// is that of [`connect`](Self::connect), or of the first request to a store that was built lazily. If a request comes
-    /// from another runtime, and the first one has ended or is a `current_thread` runtime, the store starts a
-    /// [thread of its own](Self::own_thread) and stays there. A store [over](Self::over) a client of your own leaves
-    /// connections to that client.
+    /// Sets the runtime on which the store lives: its connections, and the calls that several
+    /// requests share. By default it is that of [`connect`](Self::connect), or of the first request
+    /// to a store that was built lazily. If a request comes from another runtime, and the first one
+    /// has ended or is a `current_thread` runtime, the store starts a [thread of its
+    /// own](Self::own_thread) and stays there. A store [over](Self::over) a client of your own
+    /// leaves connections to that client.
     ///
     /// A runtime that you set must run: if you drive a `current_thread` runtime only now and
     /// then, or block all threads of a runtime, requests from elsewhere are `Unavailable`.
@@ -142,9 +145,10 @@ impl<M: Mode> Builder<M> {
         self
     }
 
-    /// Lets the store live on a thread of its own from the start. Its connections and shared calls then depend on no
-    /// caller's runtime; a caller still needs a tokio runtime with timers. Each request takes the way through that thread,
-    /// which costs one that is alone a sixth of its speed.
+    /// Lets the store live on a thread of its own from the start. Its connections and shared calls
+    /// then depend on no caller's runtime; a caller still needs a tokio runtime with timers. Each
+    /// request takes the way through that thread, which costs one that is alone a sixth of its
+    /// speed.
     #[must_use]
     pub fn own_thread(mut self) -> Self {
         self.place = Place::OwnThread;
@@ -155,8 +159,8 @@ impl<M: Mode> Builder<M> {
     /// [`RedisUrl`].
     ///
     /// # Errors
-    /// The URL or prefix is invalid, or no server can be reached within the deadline. To start without a
-    /// server, use [`connect_lazy`](Self::connect_lazy).
+    /// The URL or prefix is invalid, or no server can be reached within the deadline. To start
+    /// without a server, use [`connect_lazy`](Self::connect_lazy).
     pub async fn connect(self, url: &str) -> Result<RedisStore<M>> {
         self.connect_to(&RedisUrl::parse(url)?).await
     }
@@ -230,12 +234,12 @@ impl<M: Mode> Builder<M> {
         Ok(())
     }
 
-    /// Builds a store over a connection of your own or over a client that your program already uses: see
-    /// [`IntoConnection`]. The deadline applies to such a client too.
+    /// Builds a store over a connection of your own or over a client that your program already
+    /// uses: see [`IntoConnection`]. The deadline applies to such a client too.
     ///
     /// # Errors
-    /// The prefix contains braces, which would replace the hash tag, the secret is empty, or the client is one of a
-    /// cluster.
+    /// The prefix contains braces, which would replace the hash tag, the secret is empty, or the
+    /// client is one of a cluster.
     pub fn over<C: IntoConnection>(self, connection: C) -> Result<RedisStore<M, C::Connection>> {
         let runtime = Arc::new(StoreRuntime::new(self.place.clone()));
         self.on(runtime, connection)

@@ -1,13 +1,15 @@
 //! Calls that several requests share.
 //!
-//! A request that finds fewer calls out than may be goes at once and alone. Any other waits in a channel. One task per
-//! channel takes all that wait and sends them in one call as soon as another call has ended ([`CallLimit`]). So no request
-//! waits for company.
+//! A request that finds fewer calls out than may be goes at once and alone. Any other waits in a
+//! channel. One task per channel takes all that wait and sends them in one call as soon as another
+//! call has ended ([`CallLimit`]). So no request waits for company.
 //!
-//! - [`Calls`] has the channel and the limit, on a cluster one of each per slot: a script cannot span slots.
+//! - [`Calls`] has the channel and the limit, on a cluster one of each per slot: a script cannot
+//!   span slots.
 //! - [`Load`] is what a call carries: groups of requests, which a script charges in order.
 //!
-//! `lua_mode/merge.rs` puts requests into the channel and derives their verdicts; `lua_mode/sender.rs` is the task.
+//! `lua_mode/merge.rs` puts requests into the channel and derives their verdicts;
+//! `lua_mode/sender.rs` is the task.
 
 use std::sync::{Arc, OnceLock};
 
@@ -28,10 +30,12 @@ pub(crate) use load::{
     Waiting,
 };
 
-/// The most requests that wait. Any more go alone, so that a caller that fills the channel turns no other away.
+/// The most requests that wait. Any more go alone, so that a caller that fills the channel turns no
+/// other away.
 const MOST_WAITING: usize = 65_536;
 
-/// The requests to one server, or for one slot of a cluster, that wait, and how many calls may be out.
+/// The requests to one server, or for one slot of a cluster, that wait, and how many calls may be
+/// out.
 #[derive(Debug, Default)]
 pub(crate) struct Calls {
     pub(crate) limit: Arc<CallLimit>,
@@ -46,8 +50,8 @@ impl Calls {
         if none_waits { self.limit.try_acquire(deadline) } else { None }
     }
 
-    /// Puts a request among those that wait; `start` starts the task that sends them. Returns whether it waits: it does
-    /// not if there is no room, or if the task has ended.
+    /// Puts a request among those that wait; `start` starts the task that sends them. Returns
+    /// whether it waits: it does not if there is no room, or if the task has ended.
     pub(crate) fn wait(
         &self,
         request: Box<Waiting>,

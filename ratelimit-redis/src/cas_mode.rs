@@ -1,21 +1,23 @@
-//! The compare-and-set mode: optimistic concurrency control (Kung and Robinson, "On Optimistic Methods
-//! for Concurrency Control", 1981) for any algorithm, stepped in Rust, without Lua of its own.
+//! The compare-and-set mode: optimistic concurrency control (Kung and Robinson, "On Optimistic
+//! Methods for Concurrency Control", 1981) for any algorithm, stepped in Rust, without Lua of its
+//! own.
 //!
-//! 1. Read the states of the batch, the reservations under its id, and the server's time: at one moment if they lie in one slot,
-//!    else concurrently.
+//! 1. Read the states of the batch, the reservations under its id, and the server's time: at one
+//!    moment if they lie in one slot, else concurrently.
 //! 2. Decide with [`decide`], as the memory store does.
 //! 3. Write if nothing that was read has changed. Otherwise start again after a jittered pause, a
 //!    bounded number of times.
 //!
 //! Callers of one process take turns at a key, so only other processes can interfere.
 //!
-//! A state that expired meanwhile was not changed by another client: it is read again without counting
-//! as an attempt. A writing request removes a value that no limit wrote; a read-only request only
-//! reports it.
+//! A state that expired meanwhile was not changed by another client: it is read again without
+//! counting as an attempt. A writing request removes a value that no limit wrote; a read-only
+//! request only reports it.
 //!
-//! A decision on unchanged states is equivalent to one made at once: only time passes meanwhile, by at
-//! most a round trip. A value that changed and changed back is the same state, so ABA does no harm. A key outlives its state by a
-//! deadline, or one that came and went would look as if it never was.
+//! A decision on unchanged states is equivalent to one made at once: only time passes meanwhile, by
+//! at most a round trip. A value that changed and changed back is the same state, so ABA does no
+//! harm. A key outlives its state by a deadline, or one that came and went would look as if it
+//! never was.
 
 use std::sync::LazyLock;
 use std::sync::atomic::Ordering;
@@ -65,8 +67,8 @@ pub(crate) struct Reads<S> {
 }
 
 impl CasValue {
-    /// The value that was read. Empty counts as missing: a removal by `SET … IFEQ` leaves an empty value
-    /// for a millisecond.
+    /// The value that was read. Empty counts as missing: a removal by `SET … IFEQ` leaves an empty
+    /// value for a millisecond.
     fn written(&self) -> Option<&[u8]> {
         self.read.as_deref().filter(|bytes| !bytes.is_empty())
     }
@@ -99,8 +101,8 @@ impl BatchAttempts {
             None => self.rounds.may_charge(),
             Some(before) => {
                 let expired = before.iter().zip(&read).filter(|(before, now)| before != now);
-                // A removal by another client looks the same; each state of a batch counts as expired
-                // once.
+                // A removal by another client looks the same; each state of a batch counts as
+                // expired once.
                 if expired.clone().count() > 0 && expired.clone().all(|(_, now)| now.is_none()) {
                     self.rounds.another_after_expiry(slots.len())
                 } else {
@@ -118,7 +120,8 @@ impl<S> Reads<S> {
         self.slots.iter().any(CasValue::changes)
     }
 
-    /// Marks new and grown reservations as `reserved`, and those that the id already has as confirmed.
+    /// Marks new and grown reservations as `reserved`, and those that the id already has as
+    /// confirmed.
     fn reserve_back<A: Algorithm>(&mut self, checks: &[Check<'_, A>], reserved: bool) {
         let slots = &mut self.slots[self.states.len()..];
         for ((slot, reservation), check) in slots.iter_mut().zip(&self.reservations).zip(checks) {
@@ -286,7 +289,8 @@ impl<'s, C: Connection> CasRequest<'s, C> {
         Self { deadline, ..*self }
     }
 
-    /// Waits until no other caller of this store works on the keys of a batch, or a quarter of the time is over.
+    /// Waits until no other caller of this store works on the keys of a batch, or a quarter of the
+    /// time is over.
     async fn turn<A: Algorithm>(&self, batch: &Batch<'_, A>) -> Vec<Taken<'s>> {
         let keys = batch.checks().iter().map(|check| self.store.key(check.limit, check.key).into());
         self.store.inner.turns.take(keys.collect(), self.deadline).await
@@ -306,7 +310,8 @@ impl<'s, C: Connection> CasRequest<'s, C> {
         self.store.inner.get(limit, key, self.deadline).await
     }
 
-    /// The value under a key, and the state that it is. One that is none is an error, and is removed if `removes`.
+    /// The value under a key, and the state that it is. One that is none is an error, and is
+    /// removed if `removes`.
     pub(crate) async fn found<A: Algorithm<State: Codec>>(
         &self,
         limit: &Limit<A>,
@@ -320,8 +325,8 @@ impl<'s, C: Connection> CasRequest<'s, C> {
     }
 
     /// Decides on the stored states: the verdict, its time, and the writes that it requires. New
-    /// reservations are marked `reserved` if they may have to be taken back. Nothing is charged yet. If
-    /// the batch `writes`, values that no limit wrote are removed.
+    /// reservations are marked `reserved` if they may have to be taken back. Nothing is charged
+    /// yet. If the batch `writes`, values that no limit wrote are removed.
     pub(crate) async fn decided<A: Algorithm<State: Codec>>(
         &self,
         batch: &Batch<'_, A>,
@@ -380,8 +385,9 @@ impl<'s, C: Connection> CasRequest<'s, C> {
         Ok((reads, now))
     }
 
-    /// Reads several keys, and the time, at one moment: what is not written is not compared afterwards, so a peek at several
-    /// limits would otherwise show them as of different moments. `None` if there is one key, or if one has another type or slot.
+    /// Reads several keys, and the time, at one moment: what is not written is not compared
+    /// afterwards, so a peek at several limits would otherwise show them as of different moments.
+    /// `None` if there is one key, or if one has another type or slot.
     async fn read_at_once(
         &self,
         keys: &[String],
@@ -407,7 +413,8 @@ impl<'s, C: Connection> CasRequest<'s, C> {
         Ok(Some((values.collect::<Result<_>>()?, now)))
     }
 
-    /// Decodes a slot's value. A value that does not decode is an error, and is removed if `removes`.
+    /// Decodes a slot's value. A value that does not decode is an error, and is removed if
+    /// `removes`.
     async fn decoded<A: Algorithm, T>(
         &self,
         limit: &Limit<A>,
@@ -427,7 +434,8 @@ impl<'s, C: Connection> CasRequest<'s, C> {
         Err(RedisError::corrupt(limit, &slot.key, if removes { REMOVED } else { LEFT }))
     }
 
-    /// Makes the recorded changes, if any. Returns whether everything that was read was still unchanged.
+    /// Makes the recorded changes, if any. Returns whether everything that was read was still
+    /// unchanged.
     pub(crate) async fn write(&self, slots: &[CasValue], now: Timestamp) -> Result<bool> {
         if !slots.iter().any(CasValue::changes) {
             return Ok(true);
@@ -487,7 +495,8 @@ impl<'s, C: Connection> CasRequest<'s, C> {
         }
     }
 
-    /// A change as the server gets it: its kind, the value, and for how many milliseconds that lives.
+    /// A change as the server gets it: its kind, the value, and for how many milliseconds that
+    /// lives.
     fn change<'w>(
         &self,
         write: &'w Write<Vec<u8>>,

@@ -9,8 +9,9 @@ pub enum Client {
     /// The crate `redis`.
     #[cfg(feature = "redis")]
     Redis,
-    /// The crate `fred`. It logs through the crate `log`: at level `debug` which user a server refuses a
-    /// command, and at `trace` what a server says about a login, which may quote the password.
+    /// The crate `fred`. It logs through the crate `log`: at level `debug` which user a server
+    /// refuses a command, and at `trace` what a server says about a login, which may quote the
+    /// password.
     #[cfg(feature = "fred")]
     Fred,
 }

@@ -71,8 +71,8 @@ macro_rules! built_in {
             }
         }
 
-        /// When the newest charge was made of a state that is these numbers, in any mode; `None` for an algorithm that is
-        /// not built in.
+        /// When the newest charge was made of a state that is these numbers, in any mode; `None`
+        /// for an algorithm that is not built in.
         pub(crate) fn newest_of(name: &str, numbers: &[u64]) -> Option<u64> {
             match name {
                 $( $name => {

@@ -39,20 +39,20 @@ pub(crate) use request::TryAgain;
 ///
 /// # Contract
 ///
-/// - A command is executed at most once. A connection sends it again only after a server has said that
-///   it did not execute it.
+/// - A command is executed at most once. A connection sends it again only after a server has said
+///   that it did not execute it.
 /// - A call ends by its [`Deadline`], with an error if necessary. After it nothing more is sent.
-/// - The error says whether the command may have been executed: after [`RedisError::Unreachable`] and
-///   [`RedisError::Server`] it was not, after [`RedisError::Lost`] and [`RedisError::TimedOut`] it may
-///   have been.
+/// - The error says whether the command may have been executed: after [`RedisError::Unreachable`]
+///   and [`RedisError::Server`] it was not, after [`RedisError::Lost`] and [`RedisError::TimedOut`]
+///   it may have been.
 ///
 /// [`RedisError::Unreachable`]: crate::RedisError::Unreachable
 /// [`RedisError::Server`]: crate::RedisError::Server
 /// [`RedisError::Lost`]: crate::RedisError::Lost
 /// [`RedisError::TimedOut`]: crate::RedisError::TimedOut
 pub trait Connection: Send + Sync + 'static {
-    /// Sends a command to the server that stores this key. The first argument is the command's name. All
-    /// keys among the arguments lie on that server: on a cluster, in one slot.
+    /// Sends a command to the server that stores this key. The first argument is the command's
+    /// name. All keys among the arguments lie on that server: on a cluster, in one slot.
     fn send(
         &self,
         key: &str,
@@ -60,8 +60,9 @@ pub trait Connection: Send + Sync + 'static {
         deadline: Deadline,
     ) -> impl Future<Output = Result<Reply>> + Send;
 
-    /// Sends a command whose keys the caller can send apart. While some of them lie on another server of a cluster,
-    /// because their slot moves, it returns `TRYAGAIN` where [`send`](Self::send) waits.
+    /// Sends a command whose keys the caller can send apart. While some of them lie on another
+    /// server of a cluster, because their slot moves, it returns `TRYAGAIN` where
+    /// [`send`](Self::send) waits.
     fn send_splittable(
         &self,
         key: &str,
@@ -74,8 +75,8 @@ pub trait Connection: Send + Sync + 'static {
     /// Sends commands as one transaction to the server that stores this key. The server executes no
     /// other client's command in between.
     ///
-    /// If the server rejects one of them, it executes none. An error during the execution of one does
-    /// not stop the others, and is [`RedisError::InPart`](crate::RedisError::InPart).
+    /// If the server rejects one of them, it executes none. An error during the execution of one
+    /// does not stop the others, and is [`RedisError::InPart`](crate::RedisError::InPart).
     fn transaction(
         &self,
         key: &str,
@@ -83,8 +84,8 @@ pub trait Connection: Send + Sync + 'static {
         deadline: Deadline,
     ) -> impl Future<Output = Result<Vec<Reply>>> + Send;
 
-    /// Sends a command to every server that stores keys: one, or all masters of a cluster. Each reply
-    /// comes with the server's address.
+    /// Sends a command to every server that stores keys: one, or all masters of a cluster. Each
+    /// reply comes with the server's address.
     fn send_to_each(
         &self,
         words: &[Argument<'_>],
@@ -94,8 +95,8 @@ pub trait Connection: Send + Sync + 'static {
     /// Whether keys of different slots may lie on different servers.
     fn is_cluster(&self) -> bool;
 
-    /// A number of the server that is known to store this key: on a cluster, of the owner of its slot. `None`, the default,
-    /// where one server stores all keys, or where none is known.
+    /// A number of the server that is known to store this key: on a cluster, of the owner of its
+    /// slot. `None`, the default, where one server stores all keys, or where none is known.
     fn server_of(&self, key: &str) -> Option<u64> {
         let _ = key;
         None

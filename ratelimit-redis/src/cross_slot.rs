@@ -1,16 +1,17 @@
-//! The cross-slot protocol: decides a batch whose keys lie in several slots of a cluster, and so on several
-//! servers.
+//! The cross-slot protocol: decides a batch whose keys lie in several slots of a cluster, and so on
+//! several servers.
 //!
-//! [`split`] sorts the checks by slot. An acquire or an extension is all or nothing, so it takes two
-//! waves:
+//! [`split`] sorts the checks by slot. An acquire or an extension is all or nothing, so it takes
+//! two waves:
 //!
-//! 1. Ask every slot. If one denies, that is the verdict, and nothing has been written but attempts.
+//! 1. Ask every slot. If one denies, that is the verdict, and nothing has been written but
+//!    attempts.
 //! 2. Charge every slot. If one denies or has changed by now, another client came in between: the
 //!    store takes back what the others charged and starts again, a bounded number of times.
 //!
-//! Asking first costs an admitted request one round trip more than charging at once and returning the
-//! excess. In return a denied request writes nothing and blocks no capacity meanwhile. In every other
-//! operation [each](Across::each) slot does its part.
+//! Asking first costs an admitted request one round trip more than charging at once and returning
+//! the excess. In return a denied request writes nothing and blocks no capacity meanwhile. In every
+//! other operation [each](Across::each) slot does its part.
 
 use std::collections::BTreeSet;
 use std::future::Future;
@@ -288,7 +289,8 @@ impl<A: Algorithm, M: Mode<A>, C: Connection> Across<'_, A, M, C> {
         Ok(Verdict::several(decisions).with_accounts(shown.accounts()))
     }
 
-    /// Charges the attempts of a batch on which this is the verdict, a denial, each slot on its own.
+    /// Charges the attempts of a batch on which this is the verdict, a denial, each slot on its
+    /// own.
     async fn charge_attempts(&self, verdict: Verdict) -> Result<Verdict> {
         let attempts = |check: &Check<'_, A>| check.limit.counts_attempts();
         let parts: Vec<_> = self.parts.iter().filter_map(|part| part.only(attempts)).collect();
@@ -317,9 +319,10 @@ impl<A: Algorithm, M: Mode<A>, C: Connection> Across<'_, A, M, C> {
                 Ok(_) => Ok(true),
                 // As on one server: an error only if no slot has a reservation.
                 Err(RedisError::Refused(Refusal::UnknownReservation { .. })) => Ok(false),
-                // A read-only question does not remove a corrupt value, and the batch fails as long as the
-                // value is there. Running the part in this slot removes the value and is refused. If the
-                // value has disappeared meanwhile, the part is done as requested, and under an id not twice.
+                // A read-only question does not remove a corrupt value, and the batch fails as long
+                // as the value is there. Running the part in this slot removes the value and is
+                // refused. If the value has disappeared meanwhile, the part is done as requested,
+                // and under an id not twice.
                 Err(RedisError::Corrupt { .. }) if self.whole.operation() != Op::Peek => {
                     M::decide(self.store, &part, self.deadline, None).await.map(|_| true)
                 }
@@ -343,8 +346,8 @@ impl<A: Algorithm, M, C> Across<'_, A, M, C> {
     }
 }
 
-/// Runs read-only requests of these parts concurrently. Nothing is charged, whatever fails. Of several
-/// refusals the error is that of the first check, as on one server.
+/// Runs read-only requests of these parts concurrently. Nothing is charged, whatever fails. Of
+/// several refusals the error is that of the first check, as on one server.
 async fn all_of_lookups<A: Algorithm, T>(
     parts: &[Part<'_, A>],
     futures: impl IntoIterator<Item = impl Future<Output = Result<T>> + Send>,

@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// The moment by which a decision has to end. All its commands share it, so each has the time that the
-/// ones before it left.
+/// The moment by which a decision has to end. All its commands share it, so each has the time that
+/// the ones before it left.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Deadline {
     at: Instant,
@@ -67,13 +67,14 @@ impl Deadline {
         Self { at: self.at + self.given / 16, ..self }
     }
 
-    /// An earlier deadline that leaves a quarter of the whole for [`to_give_back`](Self::to_give_back).
+    /// An earlier deadline that leaves a quarter of the whole for
+    /// [`to_give_back`](Self::to_give_back).
     pub(crate) fn to_charge(self) -> Self {
         Self { at: self.at.checked_sub(self.given / 4).unwrap_or(self.at), ..self }
     }
 
-    /// The deadline for returning charges: at least a quarter of the whole from now, even if the rest
-    /// took too long.
+    /// The deadline for returning charges: at least a quarter of the whole from now, even if the
+    /// rest took too long.
     pub(crate) fn to_give_back(self) -> Self {
         Self { at: self.at.max(Instant::now() + self.given / 4), ..self }
     }

@@ -18,7 +18,8 @@ pub enum RedisError {
     /// The URL or another setting is wrong.
     #[error("{0}")]
     Config(String),
-    /// No connection could be made, or a look-up before the request had no answer. The request was not sent.
+    /// No connection could be made, or a look-up before the request had no answer. The request was
+    /// not sent.
     #[error("cannot reach Redis at {address}: {reason}")]
     Unreachable {
         /// Host and port.
@@ -63,9 +64,9 @@ pub enum RedisError {
         /// What the server said after it.
         message: String,
     },
-    /// A key contains a value that its limit did not write. A wrong value has been removed, unless the
-    /// request was a peek, and the next request starts the limit fresh. A key of a wrong type must be
-    /// removed by hand. Nothing was charged.
+    /// A key contains a value that its limit did not write. A wrong value has been removed, unless
+    /// the request was a peek, and the next request starts the limit fresh. A key of a wrong type
+    /// must be removed by hand. Nothing was charged.
     #[error("the key {key:?} contains a value that limit {limit:?} did not write ({detail})")]
     #[non_exhaustive]
     Corrupt {
@@ -76,8 +77,8 @@ pub enum RedisError {
         /// What was found, and whether it was removed.
         detail: String,
     },
-    /// Other requests for the same keys came first in every attempt, or until too little time was left, also those of this process.
-    /// Nothing was charged.
+    /// Other requests for the same keys came first in every attempt, or until too little time was
+    /// left, also those of this process. Nothing was charged.
     #[error(
         "in {attempts} attempts, other requests for the same key came first; send the request again"
     )]
@@ -99,9 +100,9 @@ pub enum RedisError {
         /// A key of another slot.
         other: String,
     },
-    /// The request was done in part: one server did its part and another did not, or a charge could not
-    /// be returned. Limits that were charged admit less until the charge refills, never more. Repeating
-    /// the request may do the first part twice, unless it has an id.
+    /// The request was done in part: one server did its part and another did not, or a charge could
+    /// not be returned. Limits that were charged admit less until the charge refills, never more.
+    /// Repeating the request may do the first part twice, unless it has an id.
     #[error("a request was done in part, because {0}")]
     InPart(Box<RedisError>),
     /// A transaction cannot decide this limit. Nothing was charged.
@@ -126,8 +127,8 @@ pub enum RedisError {
     /// The request is invalid. Nothing was charged.
     #[error(transparent)]
     Refused(#[from] Refusal),
-    /// A script decided differently from the limit's step on the same state, so one of the two is wrong.
-    /// The request may have been charged.
+    /// A script decided differently from the limit's step on the same state, so one of the two is
+    /// wrong. The request may have been charged.
     #[error(
         "limit {limit:?}: the script on Redis at {address} decided otherwise than the algorithm does; its twin in \
          Lua is wrong, or another program stores states under the same keys"
@@ -192,8 +193,9 @@ impl RedisError {
         if some { self.in_part() } else { self }
     }
 
-    /// The error of a connection whose settings were accepted before. A certificate that has expired or a password that was
-    /// changed is an outage then, not a fault of the program's configuration.
+    /// The error of a connection whose settings were accepted before. A certificate that has
+    /// expired or a password that was changed is an outage then, not a fault of the program's
+    /// configuration.
     pub(crate) fn in_use(self, address: &Arc<str>) -> Self {
         if self.kind() != ErrorKind::Config {
             return self;
@@ -201,7 +203,8 @@ impl RedisError {
         Self::Unreachable { address: Arc::clone(address), reason: self.to_string() }
     }
 
-    /// The error of a look-up that preceded the request: whatever happened to it, nothing was charged.
+    /// The error of a look-up that preceded the request: whatever happened to it, nothing was
+    /// charged.
     pub(crate) fn of_a_lookup(self) -> Self {
         match self {
             Self::InPart(error) => error.of_a_lookup(),
@@ -380,7 +383,8 @@ mod tests {
         for (error, kind, may_be_charged) in &rows {
             assert_eq!(error.kind(), *kind, "{error}");
             assert_eq!(error.kind() == ErrorKind::Indeterminate, *may_be_charged, "{error}");
-            // After a part of the request was done, whatever happens leaves that open; a look-up has done nothing.
+            // After a part of the request was done, whatever happens leaves that open; a look-up
+            // has done nothing.
             for after in [error.clone().in_part(), error.clone().after(true)] {
                 assert_eq!(after.kind(), ErrorKind::Indeterminate, "{after}");
             }

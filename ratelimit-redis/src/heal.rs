@@ -44,10 +44,11 @@ pub struct Healed {
     pub states: Vec<HealedState>,
     /// How many keys were looked at.
     pub keys: u64,
-    /// How many of them hold what no limit wrote, or could not be changed for all that others charge.
+    /// How many of them hold what no limit wrote, or could not be changed for all that others
+    /// charge.
     pub skipped: u64,
-    /// The [state names](ratelimit_core::Limit::state_name) of limits that have states there and are not among those that
-    /// were asked for. Their states stay as they are.
+    /// The [state names](ratelimit_core::Limit::state_name) of limits that have states there and
+    /// are not among those that were asked for. Their states stay as they are.
     pub unknown: BTreeSet<String>,
     /// Whether there may be more keys than were looked at.
     pub is_cut: bool,
@@ -61,21 +62,23 @@ pub struct HealedState {
     pub key: String,
     /// The limit's name.
     pub limit: String,
-    /// By how much longer the state would have held its key than a full limit does, in microseconds.
+    /// By how much longer the state would have held its key than a full limit does, in
+    /// microseconds.
     pub ahead_us: u64,
 }
 
 impl<M, C: Connection> RedisStore<M, C> {
-    /// Looks through the keys of the store for states of these limits that are from the future of their server's
-    /// clock, and cuts each to a full limit as of now: nothing is left, and it recovers as from empty.
+    /// Looks through the keys of the store for states of these limits that are from the future of
+    /// their server's clock, and cuts each to a full limit as of now: nothing is left, and it
+    /// recovers as from empty.
     ///
-    /// Such states come about when a server's clock is set back, or when a replica takes over whose clock is
-    /// behind. Each locks its key until the clock reaches its time. Cutting one never admits more than the limit.
-    /// Requests go on meanwhile: each key is cut in one piece. A state that holds its key no longer than the limit
-    /// takes to recover from empty stays as it is.
+    /// Such states come about when a server's clock is set back, or when a replica takes over whose
+    /// clock is behind. Each locks its key until the clock reaches its time. Cutting one never
+    /// admits more than the limit. Requests go on meanwhile: each key is cut in one piece. A state
+    /// that holds its key no longer than the limit takes to recover from empty stays as it is.
     ///
-    /// The user needs `+scan` besides the permissions of the mode. Keys that appear, move to another server or are
-    /// past `max_keys` during the scan can be missed: run it again.
+    /// The user needs `+scan` besides the permissions of the mode. Keys that appear, move to
+    /// another server or are past `max_keys` during the scan can be missed: run it again.
     ///
     /// ```no_run
     /// # async fn example() -> Result<(), Box<dyn std::error::Error>> {

@@ -109,10 +109,10 @@ const TRIED: u32 = 7;
 const ON_A_CLUSTER: &str = " +cluster|slots +cluster|info +asking";
 
 impl<M: Mode, C: Connection> RedisStore<M, C> {
-    /// Checks every server that stores keys: whether it can do what the mode needs, whether it keeps
-    /// what it stores, whether its clock is within a second of the program's, and whether some of its states, a hundred
-    /// at most, are from its future: [`heal`](Self::heal) frees those. Call it at start; it decides a few requests on
-    /// limits of its own.
+    /// Checks every server that stores keys: whether it can do what the mode needs, whether it
+    /// keeps what it stores, whether its clock is within a second of the program's, and whether
+    /// some of its states, a hundred at most, are from its future: [`heal`](Self::heal) frees
+    /// those. Call it at start; it decides a few requests on limits of its own.
     pub async fn health(&self) -> Health {
         let mut health = Health::default();
         self.look(&mut health).await;
@@ -133,8 +133,8 @@ impl<M: Mode, C: Connection> RedisStore<M, C> {
 }
 
 impl<M: Mode, C: Connection> RedisStore<M, C> {
-    /// A test decision: one operation of every kind that the mode has. It decides for this identifier and leaves nothing
-    /// behind.
+    /// A test decision: one operation of every kind that the mode has. It decides for this
+    /// identifier and leaves nothing behind.
     async fn trial(&self, identifier: &str) -> Result<()> {
         for (name, limit) in M::TRIALS {
             let limit = Limit::new(name, limit.parse::<AnyAlgorithm>()?)?;

@@ -1,8 +1,9 @@
 //! Builds all keys on the server.
 //!
-//! A key is `{prefix}:{version}:{limit}:{tag}`. The tag is the identifier in braces, so a cluster keeps
-//! all keys of one identifier in one slot. The limit's part begins with its state name, such as `daily/sliding-log/1d`. It is
-//! empty in the key that all limits of an identifier share: a hash with one field per state name.
+//! A key is `{prefix}:{version}:{limit}:{tag}`. The tag is the identifier in braces, so a cluster
+//! keeps all keys of one identifier in one slot. The limit's part begins with its state name, such
+//! as `daily/sliding-log/1d`. It is empty in the key that all limits of an identifier share: a hash
+//! with one field per state name.
 //!
 //! Identifiers are untrusted. Bytes that have a meaning in a key, to a cluster or to a terminal are
 //! escaped as `%XX`, so two identifiers never share a key. Long identifiers are hashed.
@@ -18,8 +19,8 @@ const VERSION: &str = "1";
 /// The longest escaped identifier that stands in a key; longer ones are hashed.
 const MAX_IDENTIFIER_BYTES: usize = 128;
 
-/// The part of a key that decides its slot in a cluster. Keys with the same tag lie in one slot, and a
-/// batch over them is one script.
+/// The part of a key that decides its slot in a cluster. Keys with the same tag lie in one slot,
+/// and a batch over them is one script.
 ///
 /// ```
 /// use ratelimit_redis::{RedisStore, Tag};
@@ -36,8 +37,8 @@ pub enum Tag {
     /// Each identifier is its own tag, spread over the whole cluster.
     #[default]
     Identifier,
-    /// The part of an identifier up to this character: `tenant/user` and `tenant/address` lie in the
-    /// tenant's slot. An identifier without the character is its own tag.
+    /// The part of an identifier up to this character: `tenant/user` and `tenant/address` lie in
+    /// the tenant's slot. An identifier without the character is its own tag.
     UpTo(char),
     /// This text for all keys of the store: one slot, for example for a tenant with its own store.
     Fixed(String),
@@ -49,7 +50,8 @@ pub enum Tag {
 pub enum StoredKey {
     /// It has states of this identifier.
     Identifier(String),
-    /// It has states of an identifier that a secret hides, or that is so long that a hash stands for it.
+    /// It has states of an identifier that a secret hides, or that is so long that a hash stands
+    /// for it.
     Hidden,
     /// It is a reservation, a cached reply, or no key of the store.
     Other,
@@ -113,8 +115,8 @@ impl Keys {
         format!("{pattern}:{VERSION}:*")
     }
 
-    /// What the key says about its limit: the part between the version and the tag; `None` if the store has no such
-    /// key.
+    /// What the key says about its limit: the part between the version and the tag; `None` if the
+    /// store has no such key.
     pub(crate) fn limit_of<'k>(&self, key: &'k str) -> Option<&'k str> {
         Some(self.parts(key)?.0)
     }
@@ -151,19 +153,20 @@ impl Keys {
         self.of_limit("", identifier)
     }
 
-    /// The key of a limit's state in the compare-and-set mode. No state name contains `!`, so no other key equals it.
+    /// The key of a limit's state in the compare-and-set mode. No state name contains `!`, so no
+    /// other key equals it.
     pub(crate) fn of_cas(&self, limit: &str, identifier: &str) -> String {
         self.of_limit(&format!("{limit}!"), identifier)
     }
 
-    /// The key of a limit's entries in the mode of native commands, in this data type. No state name contains `+`, so no other
-    /// key equals it.
+    /// The key of a limit's entries in the mode of native commands, in this data type. No state
+    /// name contains `+`, so no other key equals it.
     pub(crate) fn of_multi(&self, limit: &str, storage: &str, identifier: &str) -> String {
         self.of_limit(&format!("{limit}+{storage}"), identifier)
     }
 
-    /// The key of a limit's reservation under an id. No state name contains `#`. In the compare-and-set mode, the limit
-    /// is its state name and `!`.
+    /// The key of a limit's reservation under an id. No state name contains `#`. In the
+    /// compare-and-set mode, the limit is its state name and `!`.
     pub(crate) fn of_reservation(
         &self,
         limit: &str,
@@ -208,7 +211,8 @@ impl Keys {
             return;
         }
         if identifier.is_empty() {
-            // Empty braces are no hash tag. A single `%` is no escape, so no other identifier yields it.
+            // Empty braces are no hash tag. A single `%` is no escape, so no other identifier
+            // yields it.
             key.push('%');
             return;
         }
@@ -252,13 +256,14 @@ fn unescape(text: &str) -> Option<String> {
     Some(plain)
 }
 
-/// Whether a character stands for itself wherever it is. Nearly all identifiers have only such characters.
+/// Whether a character stands for itself wherever it is. Nearly all identifiers have only such
+/// characters.
 const fn is_plain(byte: u8) -> bool {
     byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'.' | b'/' | b':' | b'@' | b'_')
 }
 
-/// Characters that delimit, that a cluster or a pattern interprets, or that control a terminal. All are
-/// below U+00A0, so two hexadecimal digits suffice.
+/// Characters that delimit, that a cluster or a pattern interprets, or that control a terminal. All
+/// are below U+00A0, so two hexadecimal digits suffice.
 fn is_special(c: char) -> bool {
     c.is_control() || matches!(c, '{' | '}' | '%' | ' ' | '*' | '?' | '[' | ']' | '\\' | '"' | '\'')
 }
@@ -364,7 +369,8 @@ mod tests {
     }
 
     proptest! {
-        /// Nor can one be guessed: a client without the secret cannot tell the key of any identifier, of any length.
+        /// Nor can one be guessed: a client without the secret cannot tell the key of any
+        /// identifier, of any length.
         #[test]
         fn with_a_secret_the_key_of_every_identifier_depends_on_it(identifier in ".{0,300}", end in prop::sample::select(vec!['/', 'a'])) {
             for tag in [Tag::Identifier, Tag::UpTo(end), Tag::Fixed("acme".into())] {

@@ -1,4 +1,5 @@
-//! The Redis store for `ratelimit-core`: one atomic script per decision, on one server, Sentinel or a cluster.
+//! The Redis store for `ratelimit-core`: one atomic script per decision, on one server, Sentinel or
+//! a cluster.
 //!
 //! ```no_run
 //! use ratelimit_core::{Gcra, Limits, RateLimiter};
@@ -84,8 +85,8 @@
 //!
 //! # Your own algorithm
 //!
-//! In the mode [`Cas`], it needs only a [`Codec`] for its state
-//! ([the whole program](https://github.com/ratelimit-rs/ratelimit/blob/main/ratelimit-redis/examples/weekend_budget.rs)):
+//! In the mode [`Cas`], it needs only a [`Codec`] for its state ([the whole
+//! program](https://github.com/ratelimit-rs/ratelimit/blob/main/ratelimit-redis/examples/weekend_budget.rs)):
 //!
 //! ```
 //! use ratelimit_redis::Codec;
@@ -105,28 +106,29 @@
 //!
 //! # Behaviour
 //!
-//! - **Decisions** equal those of the memory store, field by field: each algorithm has a twin in Lua, and `ratelimit-testkit`
-//!   tests both against the same laws.
-//! - **Modes.** [`Lua`] is the default. [`Cas`] runs any algorithm without Lua of its own, by compare-and-set. [`Multi`] needs no
-//!   scripting, and serves limits that count attempts.
+//! - **Decisions** equal those of the memory store, field by field: each algorithm has a twin in
+//!   Lua, and `ratelimit-testkit` tests both against the same laws.
+//! - **Modes.** [`Lua`] is the default. [`Cas`] runs any algorithm without Lua of its own, by
+//!   compare-and-set. [`Multi`] needs no scripting, and serves limits that count attempts.
 //! - **Time.** All clients use the server's clock.
-//! - **Servers.** One server, the master that sentinels name, or a cluster: see [`RedisUrl`]. The store follows slots that move
-//!   and masters that are replaced, within the deadline of the call.
-//! - **At most once.** The store sends a request again only if it was never sent, or if a server has answered that it did not
-//!   execute it. An error reports whether the request can have been charged:
-//!   [`ErrorKind::Unavailable`](ratelimit_core::ErrorKind::Unavailable) or
+//! - **Servers.** One server, the master that sentinels name, or a cluster: see [`RedisUrl`]. The
+//!   store follows slots that move and masters that are replaced, within the deadline of the call.
+//! - **At most once.** The store sends a request again only if it was never sent, or if a server
+//!   has answered that it did not execute it. An error reports whether the request can have been
+//!   charged: [`ErrorKind::Unavailable`](ratelimit_core::ErrorKind::Unavailable) or
 //!   [`ErrorKind::Indeterminate`](ratelimit_core::ErrorKind::Indeterminate).
 //! - **Merging.** Requests that wait for a connection share its next call, whatever their keys.
-//! - **Keys.** Every key has a time to live, and is gone soon after its state stops mattering. Limits whose state is a few numbers
-//!   share one hash per identifier, with a field per limit; a sliding log is a sorted set, and a window log is a list. A
-//!   reservation is a key of some 230 bytes, for an hour, or for ten seconds after its settlement if the layer drew its id. The
-//!   keys of one identifier have one hash tag.
+//! - **Keys.** Every key has a time to live, and is gone soon after its state stops mattering.
+//!   Limits whose state is a few numbers share one hash per identifier, with a field per limit; a
+//!   sliding log is a sorted set, and a window log is a list. A reservation is a key of some 230
+//!   bytes, for an hour, or for ten seconds after its settlement if the layer drew its id. The keys
+//!   of one identifier have one hash tag.
 //!
 //! # Existing clients
 //!
-//! A store can [share](Builder::over) a connection of the crate `redis` or `fred` with the rest of your program, to one server
-//! or by Sentinels. [`IntoConnection`] lists them, with an example and the caveats of each. For a cluster, give a URL. For any
-//! other client, implement [`Connection`].
+//! A store can [share](Builder::over) a connection of the crate `redis` or `fred` with the rest of
+//! your program, to one server or by Sentinels. [`IntoConnection`] lists them, with an example and
+//! the caveats of each. For a cluster, give a URL. For any other client, implement [`Connection`].
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
 #![cfg_attr(test, allow(clippy::expect_used, clippy::unwrap_used, clippy::panic))]

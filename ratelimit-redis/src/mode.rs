@@ -5,12 +5,12 @@
 #[derive(Clone, Copy, Debug)]
 pub enum Lua {}
 
-/// The mode that steps in Rust and writes with compare-and-set. It serves any [`Algorithm`](ratelimit_core::Algorithm) whose state
-/// has a [`Codec`](crate::Codec).
+/// The mode that steps in Rust and writes with compare-and-set. It serves any
+/// [`Algorithm`](ratelimit_core::Algorithm) whose state has a [`Codec`](crate::Codec).
 ///
-/// It reads the states, steps, and writes only if no state has changed meanwhile. After a bounded number
-/// of attempts it returns [`Contended`](ratelimit_core::ErrorKind::Contended). If the server has `SET …
-/// IFEQ`, a batch of one check needs no scripting.
+/// It reads the states, steps, and writes only if no state has changed meanwhile. After a bounded
+/// number of attempts it returns [`Contended`](ratelimit_core::ErrorKind::Contended). If the server
+/// has `SET … IFEQ`, a batch of one check needs no scripting.
 ///
 /// ```no_run
 /// use ratelimit_core::{Gcra, Limits, RateLimiter};
@@ -27,9 +27,9 @@ pub enum Lua {}
 #[derive(Clone, Copy, Debug)]
 pub enum Cas {}
 
-/// The mode that decides each batch in a transaction of native commands, without scripting. It serves
-/// limits that [count attempts](ratelimit_core::Limit::count_attempts), by an algorithm that is a
-/// [`MultiProgram`](crate::MultiProgram).
+/// The mode that decides each batch in a transaction of native commands, without scripting. It
+/// serves limits that [count attempts](ratelimit_core::Limit::count_attempts), by an algorithm that
+/// is a [`MultiProgram`](crate::MultiProgram).
 ///
 /// ```no_run
 /// use ratelimit_core::{FixedWindow, Limits, RateLimiter};

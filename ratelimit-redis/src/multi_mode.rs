@@ -3,8 +3,8 @@
 //! A transaction cannot branch, so it charges whatever it reads. A limit that [counts
 //! attempts](Limit::count_attempts) means exactly that, and no other limit runs here.
 //!
-//! 1. Read the entries of the batch and the server's time, which becomes the request's time. A peek, and
-//!    an attempt that changes nothing, end here.
+//! 1. Read the entries of the batch and the server's time, which becomes the request's time. A
+//!    peek, and an attempt that changes nothing, end here.
 //! 2. Step in Rust, as the memory store does. In one transaction, read everything again, charge the
 //!    result by native commands that add to whatever is stored by now, and read the time.
 //! 3. An attempt that did not fit at first is denied. For any other, step again on the entries just

@@ -1,7 +1,7 @@
 //! [`MultiProgram`]: what an algorithm needs to be decided by native commands in a transaction.
 //!
-//! Every state is a list of entries: a charge, and the time from which it counts. A window is one entry,
-//! a log one per request. A charge adds cost to the newest entry or appends one after it.
+//! Every state is a list of entries: a charge, and the time from which it counts. A window is one
+//! entry, a log one per request. A charge adds cost to the newest entry or appends one after it.
 
 use ratelimit_core::algorithm::{
     AnyState, FirstRequestState, FixedWindowState, LogEntry, SlidingLogState, WindowEntry,
@@ -96,8 +96,9 @@ fn sum<'e>(entries: impl IntoIterator<Item = &'e Entry>) -> u64 {
     entries.into_iter().map(|entry| entry.charged.cost).fold(0, u64::saturating_add)
 }
 
-/// The start of each window, if each begins with the first entry that the one before does not cover.
-/// Clients that begin a window concurrently may disagree on its start; all their entries count in it.
+/// The start of each window, if each begins with the first entry that the one before does not
+/// cover. Clients that begin a window concurrently may disagree on its start; all their entries
+/// count in it.
 fn begun(entries: &[Entry], window_us: u64) -> Vec<Timestamp> {
     let mut since: Vec<_> = entries.iter().map(|entry| entry.since).collect();
     since.sort_unstable();
@@ -220,8 +221,8 @@ mod tests {
     fn concurrent_first_charges_share_a_window_in_any_order() {
         let rate = "9/10us".parse().expect("a rate");
         let log = WindowLog::new(rate).expect("a limit");
-        // The second charge begins the window and the third counts in the next: 12 is not within 2 to
-        // 12.
+        // The second charge begins the window and the third counts in the next: 12 is not within 2
+        // to 12.
         let state = log.state(&entries(&[(3, 1), (2, 2), (12, 4)])).expect("a state");
         assert_eq!((state.start, state.entries.len()), (at(12), 1));
         // A charge of the window before that arrives late.

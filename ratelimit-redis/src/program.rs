@@ -15,8 +15,9 @@ pub(crate) use built_in::BUILT_IN;
 
 /// An algorithm with a twin in Lua.
 ///
-/// An algorithm of your own that has none runs in the mode that compares and sets: see [`Builder::cas`](crate::Builder::cas).
-/// `algorithm_conformance!` of `ratelimit-testkit` tests that a twin decides as the step does; `examples/own_twin.rs` shows how.
+/// An algorithm of your own that has none runs in the mode that compares and sets: see
+/// [`Builder::cas`](crate::Builder::cas). `algorithm_conformance!` of `ratelimit-testkit` tests
+/// that a twin decides as the step does; `examples/own_twin.rs` shows how.
 ///
 /// ```compile_fail,E0277
 /// # use ratelimit_core::{Algorithm, Timestamp};
@@ -41,8 +42,8 @@ pub trait LuaProgram: Algorithm {
     /// [`Stack`](ratelimit_core::Stack).
     fn twins(&self) -> Vec<Twin>;
 
-    /// The stored state, or `None` if these twins do not write such a state. `stored` follows the order
-    /// of the twins, and at least one of them has stored a value.
+    /// The stored state, or `None` if these twins do not write such a state. `stored` follows the
+    /// order of the twins, and at least one of them has stored a value.
     fn decode(&self, stored: &[Option<Stored>]) -> Option<Self::State>;
 }
 
@@ -62,8 +63,8 @@ pub struct Twin {
 }
 
 impl Twin {
-    /// This program for a limit of this [capacity](Algorithm::capacity), with these parameters in the order in which the
-    /// program names them, each below 2^53.
+    /// This program for a limit of this [capacity](Algorithm::capacity), with these parameters in
+    /// the order in which the program names them, each below 2^53.
     #[must_use]
     pub fn new<const N: usize>(
         program: &'static Program,
@@ -74,8 +75,8 @@ impl Twin {
         Self { program, parameters, capacity, unit: 1, attempts: false, place: String::new() }
     }
 
-    /// Sets how many internal units the algorithm counts per unit of cost. The capacity in units must be
-    /// below 2^52.
+    /// Sets how many internal units the algorithm counts per unit of cost. The capacity in units
+    /// must be below 2^52.
     #[must_use]
     pub fn in_units(self, unit: u64) -> Self {
         Self { unit, ..self }
@@ -108,14 +109,16 @@ impl TwinCheck<'_> {
 /// An algorithm in Lua.
 #[derive(Debug)]
 pub struct Program {
-    /// The name in scripts and in stored states: ASCII letters, digits, `-` and `_`. A store refuses a
-    /// program whose name belongs to a different program that it knows, such as the built-in `gcra`.
+    /// The name in scripts and in stored states: ASCII letters, digits, `-` and `_`. A store
+    /// refuses a program whose name belongs to a different program that it knows, such as the
+    /// built-in `gcra`.
     pub(crate) name: &'static str,
-    /// The source: sections for a state of a few numbers, otherwise a chunk that returns the algorithm's
-    /// table.
+    /// The source: sections for a state of a few numbers, otherwise a chunk that returns the
+    /// algorithm's table.
     pub(crate) source: &'static str,
     pub(crate) keeps: Keeps,
-    /// The names of the numbers of a state of a few numbers, as they are stored; empty for any other.
+    /// The names of the numbers of a state of a few numbers, as they are stored; empty for any
+    /// other.
     pub(crate) state: &'static [&'static str],
     /// The names of a limit's numbers, in the order in which its [`Twin`] has them.
     pub(crate) parameters: &'static [&'static str],
@@ -140,13 +143,14 @@ impl Hash for Program {
 }
 
 impl Program {
-    /// A program whose state is a few numbers. Its name consists of ASCII letters, digits, `-` and `_`.
-    /// `state` names the numbers in the order in which they are stored; `sections` uses these names.
-    /// `parameters` names the limit's numbers besides its capacity, in the order in which its
-    /// [`Twin`] has them.
+    /// A program whose state is a few numbers. Its name consists of ASCII letters, digits, `-` and
+    /// `_`. `state` names the numbers in the order in which they are stored; `sections` uses these
+    /// names. `parameters` names the limit's numbers besides its capacity, in the order in which
+    /// its [`Twin`] has them.
     ///
-    /// Every number of a state is below 2^53. `src/lua/README.md` specifies what a section receives and
-    /// what it leaves; `gcra.lua` beside it is an example, and `examples/own_twin.rs` a small one.
+    /// Every number of a state is below 2^53. `src/lua/README.md` specifies what a section receives
+    /// and what it leaves; `gcra.lua` beside it is an example, and `examples/own_twin.rs` a small
+    /// one.
     ///
     /// # Panics
     /// `state` names no number.
@@ -161,8 +165,9 @@ impl Program {
         Self { name, source: sections, keeps: Keeps::Numbers, state, parameters }
     }
 
-    /// A program whose state has variable length. Its name consists of ASCII letters, digits, `-` and
-    /// `_`. `source` is a chunk that returns the algorithm's table, as `src/lua/README.md` specifies.
+    /// A program whose state has variable length. Its name consists of ASCII letters, digits, `-`
+    /// and `_`. `source` is a chunk that returns the algorithm's table, as `src/lua/README.md`
+    /// specifies.
     #[must_use]
     pub const fn of_entries(name: &'static str, source: &'static str, keeps: Keeps) -> Self {
         Self { name, source, keeps, state: &[], parameters: &[] }
@@ -204,7 +209,8 @@ pub enum Keeps {
     List,
 }
 
-/// The bytes of a packed number, the lowest first. The highest is below 32, so none looks like text.
+/// The bytes of a packed number, the lowest first. The highest is below 32, so none looks like
+/// text.
 pub(crate) const PACKED_BYTES: usize = 7;
 
 /// A packed number, which is below 2^53.
@@ -229,8 +235,8 @@ pub enum Stored {
 }
 
 impl Stored {
-    /// Parses a field, or a state as a script answers it: a name and numbers, as text or packed. In a field, the time until which
-    /// the key is kept follows.
+    /// Parses a field, or a state as a script answers it: a name and numbers, as text or packed. In
+    /// a field, the time until which the key is kept follows.
     pub(crate) fn from_field(field: &[u8]) -> Option<Self> {
         let space = field.iter().position(|byte| *byte == b' ')?;
         let (name, rest) = (std::str::from_utf8(&field[..space]).ok()?, &field[space + 1..]);

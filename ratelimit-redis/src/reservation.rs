@@ -1,11 +1,13 @@
-//! Encodes a [`Reservation`] under a key of its own, in every mode: `TIMESTAMP SINCE COST COUNTS TERM TERM TERM`, and after
-//! the settlement `TIMESTAMP SINCE COST SETTLED`. One that is then forgotten early has the time at which it is as its
-//! TIMESTAMP, later than SINCE. `driver.lua` reads and writes the same text.
+//! Encodes a [`Reservation`] under a key of its own, in every mode: `TIMESTAMP SINCE COST COUNTS
+//! TERM TERM TERM`, and after the settlement `TIMESTAMP SINCE COST SETTLED`. One that is then
+//! forgotten early has the time at which it is as its TIMESTAMP, later than SINCE. `driver.lua`
+//! reads and writes the same text.
 //!
-//! In a batch with several checks the [group](ReservationGroup) follows: ` @FINGERPRINT LIMIT,LIMIT`.
+//! In a batch with several checks the [group](ReservationGroup) follows: ` @FINGERPRINT
+//! LIMIT,LIMIT`.
 //!
-//! A reservation that was charged in one slot of several ends with ` ?`. The caller that charged it may
-//! take it back until another caller learns that the id has it.
+//! A reservation that was charged in one slot of several ends with ` ?`. The caller that charged it
+//! may take it back until another caller learns that the id has it.
 
 use std::sync::Arc;
 
@@ -22,8 +24,8 @@ pub(crate) fn confirmed(bytes: &[u8]) -> Option<Vec<u8>> {
     bytes.strip_suffix(RESERVED).map(<[u8]>::to_vec)
 }
 
-/// The group of a batch with an id and several checks. It reveals no more of identifiers than the keys
-/// do.
+/// The group of a batch with an id and several checks. It reveals no more of identifiers than the
+/// keys do.
 pub(crate) fn group<A: Algorithm>(
     keys: &Keys,
     batch: &Batch<'_, A>,

@@ -65,9 +65,10 @@ impl Rounds {
         self.begin();
     }
 
-    /// Whether another exchange ends by the deadline, even if it takes half as long again as the longest so far. Otherwise its charge
-    /// could be without an answer, as in an outage, where contention is the cause. A slow server is an outage, so it is asked as
-    /// long as there is time.
+    /// Whether another exchange ends by the deadline, even if it takes half as long again as the
+    /// longest so far. Otherwise its charge could be without an answer, as in an outage, where
+    /// contention is the cause. A slow server is an outage, so it is asked as long as there is
+    /// time.
     pub(crate) fn is_in_time(&self) -> bool {
         let needed = if self.is_slow() { Duration::ZERO } else { self.slowest() * 3 / 2 };
         self.remaining() > needed
@@ -83,12 +84,14 @@ impl Rounds {
         self.longest.max(self.began.elapsed())
     }
 
-    /// Whether an exchange took so much of the time that others are not the cause if the time ends: the server may hang.
+    /// Whether an exchange took so much of the time that others are not the cause if the time ends:
+    /// the server may hang.
     fn is_slow(&self) -> bool {
         self.slowest() > self.deadline.given() / 4
     }
 
-    /// Whether the first round may charge: a caller that had to wait for others may have too little time left.
+    /// Whether the first round may charge: a caller that had to wait for others may have too little
+    /// time left.
     pub(crate) fn may_charge(&self) -> bool {
         !self.has_waited || self.is_in_time()
     }
@@ -101,8 +104,8 @@ impl Rounds {
         another
     }
 
-    /// Whether another round may begin after a state that the last one read has expired. Each of the
-    /// `states` can expire once, so these rounds are bounded without counting against `most`.
+    /// Whether another round may begin after a state that the last one read has expired. Each of
+    /// the `states` can expire once, so these rounds are bounded without counting against `most`.
     pub(crate) fn another_after_expiry(&mut self, states: usize) -> bool {
         let free = self.expiries < states;
         self.expiries += usize::from(free);
@@ -121,8 +124,9 @@ impl Rounds {
         RedisError::Contended { attempts: self.begun }
     }
 
-    /// The error to return for one that a later round met, or one that waited for others. If the deadline ended before it could
-    /// charge anything, contention is the cause, unless the server is slow.
+    /// The error to return for one that a later round met, or one that waited for others. If the
+    /// deadline ended before it could charge anything, contention is the cause, unless the server
+    /// is slow.
     pub(crate) fn explain(&self, error: RedisError) -> RedisError {
         let has_charged_nothing = matches!(error, RedisError::Unreachable { .. });
         let others = self.begun > 1 || self.has_waited;
@@ -154,7 +158,8 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_caller_that_waited_for_a_turn_and_a_new_connection_may_charge() {
         let ms = Duration::from_millis;
-        // A quarter of the time for the turn, and until half of it another runtime takes the connection over.
+        // A quarter of the time for the turn, and until half of it another runtime takes the
+        // connection over.
         for late_ms in 0..5 {
             let deadline = Deadline::within(ms(100));
             advance(ms(25)).await;

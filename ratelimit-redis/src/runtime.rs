@@ -1,9 +1,10 @@
 //! [`StoreRuntime`]: where connections live and shared calls are sent.
 //!
-//! A task runs only while its runtime does, and callers may have runtimes of their own. So a store lives on one runtime:
-//! the one that [`Builder::runtime`](crate::Builder::runtime) names, or else that of its first request. If a request
-//! comes from another runtime, and the first one has ended or is a `current_thread` runtime, which runs only while its
-//! thread drives it, the store starts a thread of its own and stays there.
+//! A task runs only while its runtime does, and callers may have runtimes of their own. So a store
+//! lives on one runtime: the one that [`Builder::runtime`](crate::Builder::runtime) names, or else
+//! that of its first request. If a request comes from another runtime, and the first one has ended
+//! or is a `current_thread` runtime, which runs only while its thread drives it, the store starts a
+//! thread of its own and stays there.
 
 use std::future::Future;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -110,7 +111,8 @@ impl Home {
         Ok(Self::on(handle, false, Some(stop)))
     }
 
-    /// Whether what a caller of this thread waits for goes on here, where the first requests came from.
+    /// Whether what a caller of this thread waits for goes on here, where the first requests came
+    /// from.
     fn serves_here(&self) -> bool {
         let of_one_thread = self.runtime.runtime_flavor() == RuntimeFlavor::CurrentThread;
         let stops = of_one_thread && !self.is_named && !self.is_here();
@@ -121,7 +123,8 @@ impl Home {
         self.ends.is_closed() || self.is_ending.load(Ordering::Acquire)
     }
 
-    /// Notes that a task of the store has ended with it: a runtime ends its tasks one after the other.
+    /// Notes that a task of the store has ended with it: a runtime ends its tasks one after the
+    /// other.
     pub(crate) fn ends(&self) {
         self.is_ending.store(true, Ordering::Release);
     }

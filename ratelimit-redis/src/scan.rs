@@ -85,10 +85,11 @@ impl<C: Connection> Scan<'_, C> {
 }
 
 impl<M, C: Connection> RedisStore<M, C> {
-    /// Steps through the keys of the store: at most `most` keys. In a step a server looks at about `count` of its
-    /// keys; between two steps is a pause, in which it serves other clients.
+    /// Steps through the keys of the store: at most `most` keys. In a step a server looks at about
+    /// `count` of its keys; between two steps is a pause, in which it serves other clients.
     ///
-    /// The user needs `+scan`. Keys that appear or move to another server during the scan can be missed.
+    /// The user needs `+scan`. Keys that appear or move to another server during the scan can be
+    /// missed.
     ///
     /// # Errors
     /// As of every command.
@@ -119,8 +120,9 @@ impl<M, C: Connection> RedisStore<M, C> {
 }
 
 impl<M, C: Connection> RedisStore<M, C> {
-    /// The [state names](ratelimit_core::Limit::state_name) of limits that have a state in a key of a [`scan`](Self::scan) and
-    /// are not among these: of another policy, or of one that has changed. Empty for a key without states.
+    /// The [state names](ratelimit_core::Limit::state_name) of limits that have a state in a key of
+    /// a [`scan`](Self::scan) and are not among these: of another policy, or of one that has
+    /// changed. Empty for a key without states.
     ///
     /// # Errors
     /// As of every command.

@@ -1,4 +1,5 @@
-//! [`Script`]: a text that the server runs, made from the `.lua` files of this crate and of an algorithm.
+//! [`Script`]: a text that the server runs, made from the `.lua` files of this crate and of an
+//! algorithm.
 //!
 //! A template has marks such as `--[[level]]`, in whose places stands what a program has for them.
 //! What lies between `--[[each]]` and `--[[end]]` stands once for each program.

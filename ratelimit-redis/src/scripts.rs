@@ -2,8 +2,8 @@
 //!
 //! A server keeps every text that it has seen. So one text decides all that is decided by a few
 //! numbers (`decide.lua`), one all else (`driver.lua`), and both know all built-in algorithms.
-//! Programs of users make two texts more for each set of them that a request has: their Lua may fail,
-//! and then it fails for themselves only.
+//! Programs of users make two texts more for each set of them that a request has: their Lua may
+//! fail, and then it fails for themselves only.
 
 use std::collections::HashMap;
 use std::sync::{Arc, LazyLock, Mutex, PoisonError};
@@ -56,8 +56,8 @@ impl Texts {
         }
     }
 
-    /// The letters of these checks' programs: capital ones for those that charge denied requests too.
-    /// `None` if `decide` does not know them all.
+    /// The letters of these checks' programs: capital ones for those that charge denied requests
+    /// too. `None` if `decide` does not know them all.
     pub(crate) fn shape(&self, checks: &[TwinCheck<'_>]) -> Option<Shape> {
         let letter_of = |Twin { program, attempts, .. }: &Twin| {
             let place = self.lettered.iter().position(|known| known.name == program.name)?;

@@ -29,19 +29,22 @@ use crate::turns::{Taken, Turns};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum CrossSlot {
-    /// Decides in two waves; the calls of a wave run concurrently. The first wave asks every server, and
-    /// nothing is written if one denies. The second wave charges every server. If one denies now, because
-    /// another client charged in between, the store takes the other charges back.
+    /// Decides in two waves; the calls of a wave run concurrently. The first wave asks every
+    /// server, and nothing is written if one denies. The second wave charges every server. If one
+    /// denies now, because another client charged in between, the store takes the other charges
+    /// back.
     ///
-    /// No limit ever admits more than it may. If a caller stops after the second wave and before the charges
-    /// are taken back, they stay: the caller is denied or gets no answer, and up to the batch's cost is
-    /// unavailable until it refills. A charge also stays if it can no longer be told apart from other
-    /// clients' charges, because a window ended in between; if the algorithm has no
-    /// [`undo`](Algorithm::undo) (in Lua: no `undo`, `settle` or `mark`); or if the limit counts attempts.
-    /// Two batches that compete for the last place of several limits may both be denied.
+    /// No limit ever admits more than it may. If a caller stops after the second wave and before
+    /// the charges are taken back, they stay: the caller is denied or gets no answer, and up to the
+    /// batch's cost is unavailable until it refills. A charge also stays if it can no longer be
+    /// told apart from other clients' charges, because a window ended in between; if the algorithm
+    /// has no [`undo`](Algorithm::undo) (in Lua: no `undo`, `settle` or `mark`); or if the limit
+    /// counts attempts. Two batches that compete for the last place of several limits may both be
+    /// denied.
     ///
-    /// In every other operation each server does its own part. If one part fails and another succeeds, the
-    /// error is [`RedisError::InPart`]. A request under an id can be repeated and takes effect once.
+    /// In every other operation each server does its own part. If one part fails and another
+    /// succeeds, the error is [`RedisError::InPart`]. A request under an id can be repeated and
+    /// takes effect once.
     #[default]
     Reserve,
     /// Refuses the batch with [`RedisError::CrossSlot`] before it sends a request.
@@ -91,8 +94,8 @@ impl<C: Connection> Inner<C> {
         Deadline::within(self.deadline)
     }
 
-    /// What a script answers, called by its hash, and by its text if the server does not know it. The arguments
-    /// begin as [`evalsha`] returns them; `key` is one of the keys.
+    /// What a script answers, called by its hash, and by its text if the server does not know it.
+    /// The arguments begin as [`evalsha`] returns them; `key` is one of the keys.
     pub(crate) async fn eval<'w>(
         &self,
         key: &str,
@@ -415,8 +418,8 @@ pub(crate) fn ttl_ms(expires: Timestamp, now: Timestamp, time: Now) -> u64 {
     (expires.saturating_us_since(now) + time.padding_us()).div_ceil(1_000).max(1)
 }
 
-/// By how much longer a state holds its key than a full limit does, and the full limit as of `now` to cut it to;
-/// `None` for a state that is not from the future.
+/// By how much longer a state holds its key than a full limit does, and the full limit as of `now`
+/// to cut it to; `None` for a state that is not from the future.
 pub(crate) fn cut<A: Algorithm>(
     algorithm: &A,
     state: Option<&A::State>,

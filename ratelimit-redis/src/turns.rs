@@ -8,17 +8,17 @@ use tokio::time::timeout_at;
 
 use crate::deadline::Deadline;
 
-/// A fair queue per key among the callers of this process. If all of them compare and set at once, all
-/// but one fail; one after the other, they fail only because of other processes.
+/// A fair queue per key among the callers of this process. If all of them compare and set at once,
+/// all but one fail; one after the other, they fail only because of other processes.
 #[derive(Debug, Default)]
 pub(crate) struct Turns {
     by_key: DashMap<Arc<str>, Arc<Turn<()>>>,
 }
 
 impl Turns {
-    /// Waits for the caller's turn at all of these keys, first come, first served, for a quarter of the time at most.
-    /// By then the caller whose turn it is may be a future that is kept and no longer polled: this caller goes without a turn,
-    /// and later ones form another queue.
+    /// Waits for the caller's turn at all of these keys, first come, first served, for a quarter of
+    /// the time at most. By then the caller whose turn it is may be a future that is kept and no
+    /// longer polled: this caller goes without a turn, and later ones form another queue.
     pub(crate) async fn take(&self, mut keys: Vec<Arc<str>>, deadline: Deadline) -> Vec<Taken<'_>> {
         // One global order, so no two callers wait for each other.
         keys.sort_unstable();

@@ -14,9 +14,10 @@ use options::Login;
 pub(crate) use options::{Options, TlsFiles};
 use parts::{Parts, redacted};
 
-/// The parsed URL of a store. It is safe to log: [`Display`](fmt::Display), [`Debug`](fmt::Debug) and
-/// errors about it never contain what stands before the `@`, nor the value of an option other than the name of a
-/// file or a service. Of a text that is no valid URL they show at most the scheme.
+/// The parsed URL of a store. It is safe to log: [`Display`](fmt::Display), [`Debug`](fmt::Debug)
+/// and errors about it never contain what stands before the `@`, nor the value of an option other
+/// than the name of a file or a service. Of a text that is no valid URL they show at most the
+/// scheme.
 ///
 /// | URL | servers |
 /// |---|---|
@@ -27,9 +28,9 @@ use parts::{Parts, redacted};
 /// | `redis+unix://[user:password@]/path/to/socket` | one, at a Unix socket |
 ///
 /// The default port is 6379, that of a Sentinel 26379, the default database 0, the default service
-/// `mymaster`. IPv6 addresses stand in brackets. In user, password and option values, characters with a
-/// meaning in a URL are written as `%XX`: `%40` for `@`, `%2F` for `/`, `%3A` for `:`, `%3F` for `?`,
-/// `%23` for `#`. User and password are for the servers that store the states.
+/// `mymaster`. IPv6 addresses stand in brackets. In user, password and option values, characters
+/// with a meaning in a URL are written as `%XX`: `%40` for `@`, `%2F` for `/`, `%3A` for `:`, `%3F`
+/// for `?`, `%23` for `#`. User and password are for the servers that store the states.
 ///
 /// | option | |
 /// |---|---|
@@ -59,8 +60,8 @@ use parts::{Parts, redacted};
 pub struct RedisUrl {
     pub(crate) kind: Kind,
     is_encrypted: bool,
-    /// The server, the Sentinels, or some servers of a cluster: hosts without brackets, and ports. A host that begins with `/` is
-    /// the path of a Unix socket, without a port.
+    /// The server, the Sentinels, or some servers of a cluster: hosts without brackets, and ports.
+    /// A host that begins with `/` is the path of a Unix socket, without a port.
     pub(crate) places: Vec<(String, u16)>,
     pub(crate) user: Option<String>,
     pub(crate) password: Option<String>,

@@ -1,5 +1,5 @@
-//! Runs the laws on a real Redis: with either client, on one server and on a cluster of three masters,
-//! in every mode. Each client speaks RESP2 in one of the places and RESP3 in the other.
+//! Runs the laws on a real Redis: with either client, on one server and on a cluster of three
+//! masters, in every mode. Each client speaks RESP2 in one of the places and RESP3 in the other.
 
 #![allow(clippy::expect_used, clippy::panic, missing_docs, reason = "tests")]
 
@@ -16,8 +16,8 @@ mod failed_once;
 
 use common::prelude::*;
 
-/// How much longer than its state matters a key may live. The time between the decision and the look at
-/// the key does not count: it only shortens what remains.
+/// How much longer than its state matters a key may live. The time between the decision and the
+/// look at the key does not count: it only shortens what remains.
 const SLACK: Duration = Duration::from_secs(2);
 
 /// One server that all tests share, or three masters: their URL, and each of them.
@@ -54,8 +54,8 @@ impl OnServers {
     }
 }
 
-/// How many cases are tried: many in one place per mode. Elsewhere the same scripts and steps decide, and only how commands get
-/// there differs: batches over all algorithms try that.
+/// How many cases are tried: many in one place per mode. Elsewhere the same scripts and steps
+/// decide, and only how commands get there differs: batches over all algorithms try that.
 const MANY: u32 = 16;
 const FEW: u32 = 6;
 

@@ -1,6 +1,6 @@
-//! [`ServerClock`]: the clock of one server, which a test moves. A small library that is loaded into the server adds an
-//! offset to what the system says. (The library `libfaketime` makes `redis-server` hang: it allocates before the
-//! server's allocator is ready.)
+//! [`ServerClock`]: the clock of one server, which a test moves. A small library that is loaded
+//! into the server adds an offset to what the system says. (The library `libfaketime` makes
+//! `redis-server` hang: it allocates before the server's allocator is ready.)
 
 use std::fs::OpenOptions;
 use std::io::Write as _;
@@ -10,8 +10,8 @@ use crate::keeper::Recipe;
 use crate::port::Port;
 use crate::{RedisServer, on_free_ports};
 
-/// A server asks this function for the time of day. It asks the kernel itself, so it needs neither memory nor the function that it
-/// replaces.
+/// A server asks this function for the time of day. It asks the kernel itself, so it needs neither
+/// memory nor the function that it replaces.
 const LIBRARY: &str = r#"
 #define _GNU_SOURCE
 #include <fcntl.h>

@@ -1,4 +1,5 @@
-//! [`RedisCluster`]: a cluster that belongs to one test, made of plain servers, without `redis-cli`.
+//! [`RedisCluster`]: a cluster that belongs to one test, made of plain servers, without
+//! `redis-cli`.
 
 mod migration;
 mod view;
@@ -22,14 +23,15 @@ const SLOTS: u16 = 16_384;
 
 /// Three masters and their replicas, in processes of their own, which end with the test.
 ///
-/// In the methods below, a running node is one that is neither killed nor [paused](RedisServer::pause).
+/// In the methods below, a running node is one that is neither killed nor
+/// [paused](RedisServer::pause).
 ///
-/// Nodes are numbered: 0 to 2 are the initial masters, then comes the first replica of each, in the same order,
-/// then the second. A node keeps its number whatever happens to it.
+/// Nodes are numbered: 0 to 2 are the initial masters, then comes the first replica of each, in the
+/// same order, then the second. A node keeps its number whatever happens to it.
 ///
 /// Nodes keep their role: a master that has lost its last slot does not become a replica
-/// (`--cluster-allow-replica-migration no`). A node that does not answer counts as dead after a second.
-/// Arguments can change either.
+/// (`--cluster-allow-replica-migration no`). A node that does not answer counts as dead after a
+/// second. Arguments can change either.
 #[derive(Debug)]
 pub struct RedisCluster {
     nodes: Vec<RedisServer>,
@@ -68,8 +70,8 @@ impl RedisCluster {
         Self::start_with(&RedisServer::binaries()[0], 1, &[])
     }
 
-    /// Starts three masters with this many replicas each and additional arguments for every node. If the
-    /// arguments set `--requirepass`, the nodes also use that password among themselves.
+    /// Starts three masters with this many replicas each and additional arguments for every node.
+    /// If the arguments set `--requirepass`, the nodes also use that password among themselves.
     ///
     /// # Errors
     /// As [`start`](Self::start).
@@ -77,8 +79,8 @@ impl RedisCluster {
         Self::start_plan(&ClusterPlan::new(binary, args, false), replicas)
     }
 
-    /// Starts three masters, each behind a proxy of its own. Clients see only the proxies' addresses, also in
-    /// redirections. The nodes' gossip does not pass through the proxies.
+    /// Starts three masters, each behind a proxy of its own. Clients see only the proxies'
+    /// addresses, also in redirections. The nodes' gossip does not pass through the proxies.
     ///
     /// # Errors
     /// As [`start`](Self::start).
@@ -115,7 +117,8 @@ impl RedisCluster {
         &self.nodes
     }
 
-    /// The proxies in front of the nodes, in the same order; empty if the cluster was started without.
+    /// The proxies in front of the nodes, in the same order; empty if the cluster was started
+    /// without.
     pub fn proxies(&self) -> &[FaultProxy] {
         &self.proxies
     }
@@ -130,8 +133,8 @@ impl RedisCluster {
         slot_of(key.as_bytes())
     }
 
-    /// The node that serves a slot, in the view of the running nodes: of those that claim it, the one with the
-    /// highest epoch.
+    /// The node that serves a slot, in the view of the running nodes: of those that claim it, the
+    /// one with the highest epoch.
     ///
     /// # Errors
     /// No node claims the slot, or none answers.
@@ -182,9 +185,9 @@ impl RedisCluster {
         Ok(number)
     }
 
-    /// Waits until every running node accepts commands, all of them agree on the owner of each slot and the
-    /// master of each replica, a running node owns every slot, and the running replicas are connected to their
-    /// masters.
+    /// Waits until every running node accepts commands, all of them agree on the owner of each slot
+    /// and the master of each replica, a running node owns every slot, and the running replicas are
+    /// connected to their masters.
     ///
     /// # Errors
     /// What was still wrong at the deadline, in the nodes' own words.

@@ -6,10 +6,11 @@ use std::path::PathBuf;
 use std::process::{Child, ChildStderr, ChildStdin, ChildStdout, Command, Stdio};
 use std::thread::{self, JoinHandle};
 
-/// Creates the directory "$1" unless it exists, and in it the files whose names and contents follow until "--", starts
-/// the rest of "$@" and prints its process id. Then `stop` kills the server; `leave` also ends the shell. At the end of its input,
-/// which comes with the end of the test, the shell also removes the directory. The shell's stdout is the
-/// server's, so it closes when the server ends; the shell's own messages go to stderr.
+/// Creates the directory "$1" unless it exists, and in it the files whose names and contents follow
+/// until "--", starts the rest of "$@" and prints its process id. Then `stop` kills the server;
+/// `leave` also ends the shell. At the end of its input, which comes with the end of the test, the
+/// shell also removes the directory. The shell's stdout is the server's, so it closes when the
+/// server ends; the shell's own messages go to stderr.
 const KEEPER: &str = r#"
 trap '' HUP INT TERM
 dir=$1
@@ -158,8 +159,8 @@ impl Drop for Keeper {
     }
 }
 
-/// Reads the server's output to its end, so that the server never blocks on the pipe, and returns the
-/// beginning.
+/// Reads the server's output to its end, so that the server never blocks on the pipe, and returns
+/// the beginning.
 fn drain(mut output: ChildStdout) -> String {
     let mut beginning = Vec::new();
     // An error ends the output.

@@ -54,8 +54,8 @@ pub const SERVERS_VARIABLE: &str = "RATELIMIT_TEST_SERVERS";
 
 /// How long a server may take to answer.
 const DEADLINE: Duration = Duration::from_secs(10);
-/// How long a cluster or sentinels may take to start or to fail over. A cluster refuses writes for about two seconds, and an election
-/// without a winner is repeated after some.
+/// How long a cluster or sentinels may take to start or to fail over. A cluster refuses writes for
+/// about two seconds, and an election without a winner is repeated after some.
 const START_DEADLINE: Duration = Duration::from_secs(30);
 const PAUSE: Duration = Duration::from_millis(2);
 const LONGEST_PAUSE: Duration = Duration::from_millis(32);
@@ -64,8 +64,8 @@ const ATTEMPTS: usize = 5;
 
 /// A standalone Redis, or a server that speaks its protocol, on a port of its own.
 ///
-/// The server persists nothing. It ends when the value is dropped, and also when the test process is killed: a
-/// small shell runs between the two and kills the server when its own input ends.
+/// The server persists nothing. It ends when the value is dropped, and also when the test process
+/// is killed: a small shell runs between the two and kills the server when its own input ends.
 #[derive(Debug)]
 pub struct RedisServer {
     recipe: Recipe,
@@ -81,8 +81,8 @@ pub struct RedisServer {
 }
 
 impl RedisServer {
-    /// The binaries to test on: those named in `RATELIMIT_TEST_SERVERS`, separated by colons or commas, or else
-    /// `redis-server`.
+    /// The binaries to test on: those named in `RATELIMIT_TEST_SERVERS`, separated by colons or
+    /// commas, or else `redis-server`.
     pub fn binaries() -> Vec<String> {
         let named = std::env::var(SERVERS_VARIABLE).unwrap_or_default();
         let binaries = named.split([':', ',']).map(str::trim).filter(|name| !name.is_empty());
@@ -118,8 +118,8 @@ impl RedisServer {
         SHARED.get_or_init(Self::start).as_ref().map_err(Clone::clone)
     }
 
-    /// Starts a replica of a running master and returns when it is in sync. The replica runs the same binary
-    /// and uses the password that the master's arguments set.
+    /// Starts a replica of a running master and returns when it is in sync. The replica runs the
+    /// same binary and uses the password that the master's arguments set.
     ///
     /// # Errors
     /// The replica did not start or did not get in sync; the text includes what it said.
@@ -158,9 +158,9 @@ impl RedisServer {
         }
     }
 
-    /// Starts the server again, empty, on the same port and in the same directory. A node of a cluster keeps its id, its slots
-    /// and the other nodes; a master accepts writes about two seconds later
-    /// ([`wait_until_healthy`](RedisCluster::wait_until_healthy)).
+    /// Starts the server again, empty, on the same port and in the same directory. A node of a
+    /// cluster keeps its id, its slots and the other nodes; a master accepts writes about two
+    /// seconds later ([`wait_until_healthy`](RedisCluster::wait_until_healthy)).
     ///
     /// # Errors
     /// The server did not start.
@@ -181,27 +181,29 @@ impl RedisServer {
         }
     }
 
-    /// Sends a command on a new connection, with the password that the server's arguments set, and waits for
-    /// the reply. For tests that use no client crate.
+    /// Sends a command on a new connection, with the password that the server's arguments set, and
+    /// waits for the reply. For tests that use no client crate.
     ///
     /// # Errors
-    /// The server is stopped, or did not reply within 10 seconds. An error reply is not an error here but
-    /// [`RespValue::Error`].
+    /// The server is stopped, or did not reply within 10 seconds. An error reply is not an error
+    /// here but [`RespValue::Error`].
     pub fn command(&self, words: &[&str]) -> Result<RespValue, String> {
         let message = |error| format!("{} on port {}: {error}", self.recipe.binary, self.port());
         self.client().and_then(|mut client| client.command(words)).map_err(message)
     }
 
-    /// How often clients have called a command, such as `evalsha` or `cluster|slots`, since the server's counters were
-    /// reset: by its `INFO commandstats`.
+    /// How often clients have called a command, such as `evalsha` or `cluster|slots`, since the
+    /// server's counters were reset: by its `INFO commandstats`.
     ///
     /// # Errors
-    /// The server is stopped, did not reply within 10 seconds, or replied with an error or with something else than a count.
+    /// The server is stopped, did not reply within 10 seconds, or replied with an error or with
+    /// something else than a count.
     pub fn calls(&self, command: &str) -> Result<u64, String> {
         self.counter("commandstats", &format!("cmdstat_{command}:calls="))
     }
 
-    /// How often the server has replied with an error of this code, such as `MOVED`: by its `INFO errorstats`.
+    /// How often the server has replied with an error of this code, such as `MOVED`: by its `INFO
+    /// errorstats`.
     ///
     /// # Errors
     /// As [`calls`](Self::calls).
@@ -222,8 +224,8 @@ impl RedisServer {
         Ok(client)
     }
 
-    /// Suspends the server's process, like a machine that hangs: connections stay open, and the operating
-    /// system still accepts new ones.
+    /// Suspends the server's process, like a machine that hangs: connections stay open, and the
+    /// operating system still accepts new ones.
     ///
     /// # Errors
     /// The server is stopped, or the signal could not be sent.
@@ -307,7 +309,8 @@ impl RedisServer {
             RespValue::Text(text) if String::from_utf8_lossy(text).contains(&due) => {
                 client.command(&["PING"])?.ok().map(drop)
             }
-            // A server that demands another password or restricts commands cannot be identified further.
+            // A server that demands another password or restricts commands cannot be identified
+            // further.
             RespValue::Error(message)
                 if message.starts_with("NOAUTH") || message.starts_with("NOPERM") =>
             {
@@ -339,7 +342,8 @@ impl RedisServer {
         number.parse().map_err(|error| format!("{prefix}{rest}: {error}"))
     }
 
-    /// Checks that the server is a replica with everything that its master had written up to this offset.
+    /// Checks that the server is a replica with everything that its master had written up to this
+    /// offset.
     fn follows(&self, written: u64) -> Result<(), String> {
         let role = self.command(&["ROLE"])?;
         let offset = role.as_array().get(4).and_then(RespValue::as_integer).unwrap_or(-1);

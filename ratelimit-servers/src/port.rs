@@ -6,14 +6,15 @@ use std::net::{Ipv4Addr, TcpListener, UdpSocket};
 use std::net::{Shutdown, TcpStream};
 use std::ops::Range;
 
-/// Below the range that systems use for outgoing connections, so that a restarted server finds its port free.
+/// Below the range that systems use for outgoing connections, so that a restarted server finds its
+/// port free.
 const PORTS: Range<u16> = 10_000..32_000;
 const ATTEMPTS: usize = 1_000;
 
 /// A free TCP port, claimed as long as the value lives.
 ///
-/// The claim is a bound UDP socket of the same number. Every test on the machine sees it; it lasts while the
-/// port's server is down, and it ends with the process in every case.
+/// The claim is a bound UDP socket of the same number. Every test on the machine sees it; it lasts
+/// while the port's server is down, and it ends with the process in every case.
 #[derive(Debug)]
 pub(super) struct Port {
     number: u16,
@@ -43,8 +44,8 @@ impl Port {
     }
 }
 
-/// Stops listening at once. Closing the socket may not be enough: a process that another thread is just
-/// starting inherits the listener until it executes its own program.
+/// Stops listening at once. Closing the socket may not be enough: a process that another thread is
+/// just starting inherits the listener until it executes its own program.
 pub(super) fn release(listener: TcpListener) {
     #[cfg(unix)]
     {

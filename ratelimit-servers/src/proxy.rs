@@ -14,12 +14,12 @@ use crate::{DEADLINE, on_free_ports, wait_until};
 use faults::{Faults, Hold};
 use link::ProxyLink;
 
-/// A TCP proxy in front of one server of this machine that injects faults on request. It begins without faults,
-/// and closes all its connections when it is dropped.
+/// A TCP proxy in front of one server of this machine that injects faults on request. It begins
+/// without faults, and closes all its connections when it is dropped.
 ///
-/// The proxy parses the servers' protocol, RESP2 or RESP3, and therefore knows which reply belongs to which
-/// request, also where requests are pipelined or several tasks share the connection. Where it cannot parse
-/// (TLS, replication, subscriptions) it can still hang, cut and refuse.
+/// The proxy parses the servers' protocol, RESP2 or RESP3, and therefore knows which reply belongs
+/// to which request, also where requests are pipelined or several tasks share the connection. Where
+/// it cannot parse (TLS, replication, subscriptions) it can still hang, cut and refuse.
 ///
 /// Setting a counted fault replaces the earlier setting of its kind; a count of 0 ends it.
 #[derive(Debug)]
@@ -69,34 +69,36 @@ impl FaultProxy {
         self.faults.state().cut.done
     }
 
-    /// Swallows the replies to the next `n` requests whose bytes contain the pattern, such as `EVALSHA`: the server
-    /// executes each of them, and the proxy reads its reply and then cuts the client's connection. Later requests on
-    /// that connection have reached the server, too, and are not answered either. The empty pattern is in all.
+    /// Swallows the replies to the next `n` requests whose bytes contain the pattern, such as
+    /// `EVALSHA`: the server executes each of them, and the proxy reads its reply and then cuts the
+    /// client's connection. Later requests on that connection have reached the server, too, and are
+    /// not answered either. The empty pattern is in all.
     pub fn swallow_matching(&self, pattern: &str, n: usize) {
         self.faults.state().swallow.set(pattern, n);
     }
 
-    /// Keeps the next `n` requests whose bytes contain the pattern from the server: the proxy cuts the connection
-    /// before each of them, once the server has answered the earlier ones on it.
+    /// Keeps the next `n` requests whose bytes contain the pattern from the server: the proxy cuts
+    /// the connection before each of them, once the server has answered the earlier ones on it.
     pub fn cut_matching(&self, pattern: &str, n: usize) {
         self.faults.state().cut.set(pattern, n);
     }
 
-    /// Makes all connections half-open: while the proxy hangs, it accepts connections and keeps them open, and
-    /// nothing passes in either direction, not even the end of a connection. Afterwards, everything that was
-    /// delayed passes.
+    /// Makes all connections half-open: while the proxy hangs, it accepts connections and keeps
+    /// them open, and nothing passes in either direction, not even the end of a connection.
+    /// Afterwards, everything that was delayed passes.
     pub fn hang(&self, on: bool) {
         self.faults.change(|state| state.hangs = on);
     }
 
-    /// Holds back each request whose bytes contain the pattern, and what follows it on its connection, until another hold or
-    /// [`release`](Self::release). Replies pass. The empty pattern is in all.
+    /// Holds back each request whose bytes contain the pattern, and what follows it on its
+    /// connection, until another hold or [`release`](Self::release). Replies pass. The empty
+    /// pattern is in all.
     pub fn hold_requests(&self, pattern: &str) {
         self.faults.change(|state| state.hold = Hold::requests(pattern));
     }
 
-    /// Holds back the replies to requests whose bytes contain the pattern, and those beside them on their connection, until
-    /// another hold or [`release`](Self::release). Requests pass.
+    /// Holds back the replies to requests whose bytes contain the pattern, and those beside them on
+    /// their connection, until another hold or [`release`](Self::release). Requests pass.
     pub fn hold_replies(&self, pattern: &str) {
         self.faults.change(|state| state.hold = Hold::replies(pattern));
     }
@@ -111,13 +113,14 @@ impl FaultProxy {
         self.faults.state().hold.holds_some
     }
 
-    /// Makes the open connections half-open for good: nothing passes on them any more, as after a firewall has
-    /// forgotten them. New connections work.
+    /// Makes the open connections half-open for good: nothing passes on them any more, as after a
+    /// firewall has forgotten them. New connections work.
     pub fn silence(&self) {
         self.faults.change(|state| state.audible_from = state.accepted);
     }
 
-    /// Delays all that passes, each time by a random duration of this range; an empty range ends it.
+    /// Delays all that passes, each time by a random duration of this range; an empty range ends
+    /// it.
     pub fn delay(&self, by: Range<Duration>) {
         self.faults.state().delay = by;
     }
@@ -127,7 +130,8 @@ impl FaultProxy {
         self.faults.cut_all();
     }
 
-    /// Sets whether the proxy refuses new connections, like a machine without a listener. Open ones continue.
+    /// Sets whether the proxy refuses new connections, like a machine without a listener. Open ones
+    /// continue.
     ///
     /// # Panics
     /// Another process has taken the port in the meantime.

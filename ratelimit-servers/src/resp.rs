@@ -8,7 +8,8 @@ use crate::DEADLINE;
 
 /// A server's reply.
 ///
-/// RESP3 types appear as RESP2 would show them: a map as an array of keys and values, a double as text.
+/// RESP3 types appear as RESP2 would show them: a map as an array of keys and values, a double as
+/// text.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum RespValue {
     /// A null reply: an absent key.
@@ -24,8 +25,8 @@ pub enum RespValue {
 }
 
 impl RespValue {
-    /// Parses the first value of the input: a reply, or a request. Returns the value and its length in bytes, or `None` if the
-    /// input is incomplete.
+    /// Parses the first value of the input: a reply, or a request. Returns the value and its length
+    /// in bytes, or `None` if the input is incomplete.
     ///
     /// # Errors
     /// The input is not the servers' protocol.
@@ -143,8 +144,8 @@ fn take<'a>(input: &mut &'a [u8], length: usize) -> Result<&'a [u8], Wrong> {
     Ok(text)
 }
 
-/// A blocking connection to a server, for tests that send several commands on one connection, such as `ASKING`
-/// and the command after it.
+/// A blocking connection to a server, for tests that send several commands on one connection, such
+/// as `ASKING` and the command after it.
 #[derive(Debug)]
 pub struct RespClient {
     stream: TcpStream,
@@ -172,7 +173,8 @@ impl RespClient {
     /// Sends a command and waits up to 10 seconds for its reply.
     ///
     /// # Errors
-    /// The connection broke, or no reply came. An error reply is not an error here but [`RespValue::Error`].
+    /// The connection broke, or no reply came. An error reply is not an error here but
+    /// [`RespValue::Error`].
     pub fn command(&mut self, words: &[impl AsRef<[u8]>]) -> Result<RespValue, String> {
         self.send(words)?;
         let name = words.first().map_or(&b""[..], AsRef::as_ref);

@@ -8,23 +8,26 @@ use crate::{RedisServer, RespValue, START_DEADLINE, on_free_ports, password, wai
 
 const SERVICE: &str = "mymaster";
 
-/// The milliseconds after which each sentinel considers a silent server dead. The last one is slow to stand for
-/// election, so that it votes for one of the others: three simultaneous candidates all lose.
+/// The milliseconds after which each sentinel considers a silent server dead. The last one is slow
+/// to stand for election, so that it votes for one of the others: three simultaneous candidates all
+/// lose.
 const PATIENCE_MS: [u16; 3] = [1000, 1000, 2000];
 /// How long an election or a promotion may take; half the time until the next attempt.
 const FAILOVER_TIMEOUT_MS: u16 = 2000;
 
-/// The periods of the sentinels' own activity in milliseconds: shorter than in production, to keep tests fast. After
-/// a stall of two seconds or a jump of the clock, a sentinel only watches for the tilt period, which is 30 s by default.
+/// The periods of the sentinels' own activity in milliseconds: shorter than in production, to keep
+/// tests fast. After a stall of two seconds or a jump of the clock, a sentinel only watches for the
+/// tilt period, which is 30 s by default.
 const PACE: [&str; 8] =
     ["INFO-PERIOD", "500", "PUBLISH-PERIOD", "250", "PING-PERIOD", "200", "TILT-PERIOD", "1000"];
 
 /// A master, a replica and three sentinels, in processes of their own, which end with the test.
 ///
-/// In the methods below, a running server is one that is neither killed nor [paused](RedisServer::pause).
+/// In the methods below, a running server is one that is neither killed nor
+/// [paused](RedisServer::pause).
 ///
-/// Servers are numbered: 0 is the initial master, 1 its replica. A server that does not answer counts as dead
-/// after a second.
+/// Servers are numbered: 0 is the initial master, 1 its replica. A server that does not answer
+/// counts as dead after a second.
 #[derive(Debug)]
 pub struct RedisSentinels {
     servers: Vec<RedisServer>,
@@ -40,8 +43,8 @@ impl RedisSentinels {
         Self::start_with(&RedisServer::binaries()[0], &[])
     }
 
-    /// Starts master and replica with additional arguments. If these set `--requirepass`, replica and sentinels
-    /// use the password; the sentinels themselves demand none.
+    /// Starts master and replica with additional arguments. If these set `--requirepass`, replica
+    /// and sentinels use the password; the sentinels themselves demand none.
     ///
     /// # Errors
     /// As [`start`](Self::start).
@@ -103,7 +106,8 @@ impl RedisSentinels {
         found.ok_or_else(|| format!("the sentinels name port {port}, which is none of ours"))
     }
 
-    /// Kills the master, as a crash would, and returns the port of the new one when all sentinels agree on it.
+    /// Kills the master, as a crash would, and returns the port of the new one when all sentinels
+    /// agree on it.
     ///
     /// # Errors
     /// No replica runs that could take over, or none took over in time.
@@ -113,8 +117,8 @@ impl RedisSentinels {
         self.wait_for_another_than(before, || Ok(()))
     }
 
-    /// Makes the sentinels fail over while the master is alive, and returns the port of the new one when the
-    /// old one replicates it.
+    /// Makes the sentinels fail over while the master is alive, and returns the port of the new one
+    /// when the old one replicates it.
     ///
     /// # Errors
     /// There is no replica that could take over, or the error that a sentinel replied.
@@ -124,15 +128,16 @@ impl RedisSentinels {
         let ask = || sentinel.command(&["SENTINEL", "FAILOVER", SERVICE])?.ok().map(drop);
         ask()?;
         let port = self.wait_for_another_than(before, || {
-            // On a busy machine a promotion can take longer than the failover timeout. The sentinel then abandons
-            // the failover, and does not repeat one that it was told to begin.
+            // On a busy machine a promotion can take longer than the failover timeout. The sentinel
+            // then abandons the failover, and does not repeat one that it was told to begin.
             if self.is_idle(sentinel, before)? { ask() } else { Ok(()) }
         })?;
         self.wait_until_healthy(START_DEADLINE)?;
         Ok(port)
     }
 
-    /// Starts all killed servers again, as replicas of the current master. Returns when the group is healthy.
+    /// Starts all killed servers again, as replicas of the current master. Returns when the group
+    /// is healthy.
     ///
     /// # Errors
     /// A server did not start or was not accepted.
@@ -156,8 +161,8 @@ impl RedisSentinels {
         wait_until(deadline, || self.ailment())
     }
 
-    /// Whether a sentinel watches this master and fails nothing over, by one reply: a failover that ends in between
-    /// is not repeated.
+    /// Whether a sentinel watches this master and fails nothing over, by one reply: a failover that
+    /// ends in between is not repeated.
     fn is_idle(&self, sentinel: &RedisServer, master: usize) -> Result<bool, String> {
         let watched = sentinel.command(&["SENTINEL", "MASTER", SERVICE])?.ok()?;
         let flags = field(&watched, "flags").unwrap_or_default();
@@ -165,7 +170,8 @@ impl RedisSentinels {
             && flags.split(',').all(|flag| flag != "failover_in_progress"))
     }
 
-    /// Waits until the sentinels agree on another master. As long as they name this one, `urge` is called.
+    /// Waits until the sentinels agree on another master. As long as they name this one, `urge` is
+    /// called.
     fn wait_for_another_than(
         &self,
         before: usize,
@@ -247,8 +253,8 @@ fn field<'a>(description: &'a RespValue, name: &str) -> Option<&'a str> {
     pairs.find(|pair| pair[0].as_text() == Some(name)).and_then(|pair| pair[1].as_text())
 }
 
-/// Starts sentinels that know each other and all servers, the master first, from the beginning: discovery would
-/// take seconds.
+/// Starts sentinels that know each other and all servers, the master first, from the beginning:
+/// discovery would take seconds.
 fn start_sentinels(
     binary: &str,
     [master, replica]: [u16; 2],

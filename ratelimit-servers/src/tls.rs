@@ -12,11 +12,12 @@ use crate::keeper::Recipe;
 use crate::port::Port;
 use crate::{RedisServer, on_free_ports};
 
-/// A server that speaks TLS to its clients, with certificates that are generated for it and deleted with it.
+/// A server that speaks TLS to its clients, with certificates that are generated for it and deleted
+/// with it.
 ///
 /// In all other respects it is a [`RedisServer`]. Its URL begins with `rediss://`.
-/// [`command`](RedisServer::command) uses another port, without TLS. The certificate is for `localhost` and
-/// `127.0.0.1`.
+/// [`command`](RedisServer::command) uses another port, without TLS. The certificate is for
+/// `localhost` and `127.0.0.1`.
 #[derive(Debug)]
 pub struct TlsServer {
     server: RedisServer,
@@ -39,12 +40,12 @@ impl RedisServer {
         Self::start_tls_with(&Self::binaries()[0], &[])
     }
 
-    /// Starts a server that speaks TLS only with additional arguments, such as `["--tls-auth-clients", "yes"]`,
-    /// which demands a certificate of every client.
+    /// Starts a server that speaks TLS only with additional arguments, such as
+    /// `["--tls-auth-clients", "yes"]`, which demands a certificate of every client.
     ///
     /// # Errors
-    /// The server did not start; the text gives the reason and the remedy. The binary may have been built
-    /// without TLS.
+    /// The server did not start; the text gives the reason and the remedy. The binary may have been
+    /// built without TLS.
     pub fn start_tls_with(binary: &str, args: &[&str]) -> Result<TlsServer, String> {
         let pems = certificates().map_err(|error| format!("no certificates: {error}"))?;
         let server = on_free_ports(|| {
@@ -66,7 +67,8 @@ impl RedisServer {
 }
 
 impl TlsServer {
-    /// Gives the server a certificate that has expired. Open connections stay; each new one meets it.
+    /// Gives the server a certificate that has expired. Open connections stay; each new one meets
+    /// it.
     ///
     /// # Errors
     /// The server does not answer or refuses.
@@ -82,8 +84,8 @@ impl TlsServer {
         self.command(&["CONFIG", "SET", "tls-cert-file", SERVER_FILE])?.ok().map(drop)
     }
 
-    /// The certificate of the authority that signed the server's: clients must trust it. A PEM file, as are the
-    /// others, that lasts as long as the server.
+    /// The certificate of the authority that signed the server's: clients must trust it. A PEM
+    /// file, as are the others, that lasts as long as the server.
     pub fn ca_path(&self) -> &Path {
         &self.files[0]
     }

@@ -174,7 +174,8 @@ impl Keyspace {
             }
             (_, rest) if name.starts_with('Z') => self.of_sorted(name, key, rest),
             _ if name.starts_with(['L', 'R']) => self.of_list(name, key, rest),
-            // A script would take an error for a key of another type, and leave the batch to the driver.
+            // A script would take an error for a key of another type, and leave the batch to the
+            // driver.
             _ => unreachable!("the model lacks the command {name}"),
         }
     }

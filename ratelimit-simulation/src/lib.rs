@@ -1,4 +1,5 @@
-//! A model of Redis that runs the store's own scripts in virtual time, and a network that fails by a seed.
+//! A model of Redis that runs the store's own scripts in virtual time, and a network that fails by
+//! a seed.
 //!
 //! | type | for |
 //! |---|---|

@@ -1,4 +1,5 @@
-//! [`Network`]: the way between nodes and servers, which delays, loses, cuts and repeats what it carries.
+//! [`Network`]: the way between nodes and servers, which delays, loses, cuts and repeats what it
+//! carries.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -16,8 +17,8 @@ tokio::task_local! {
     static IS_REPEATED: Arc<AtomicBool>;
 }
 
-/// Lets the network execute again what this future sends, and notes whether it does. Only requests under an id count once
-/// however often they are sent.
+/// Lets the network execute again what this future sends, and notes whether it does. Only requests
+/// under an id count once however often they are sent.
 pub async fn may_repeat<F: Future>(is_repeated: Arc<AtomicBool>, future: F) -> F::Output {
     IS_REPEATED.scope(is_repeated, future).await
 }

@@ -97,7 +97,8 @@ impl Interpreter {
     }
 }
 
-/// The reply of a value that a script returns: numbers without their fractions, and tables up to the first nil.
+/// The reply of a value that a script returns: numbers without their fractions, and tables up to
+/// the first nil.
 fn of_lua(value: &Value) -> mlua::Result<Outcome> {
     Ok(Ok(match value {
         Value::Boolean(true) => Reply::Integer(1),

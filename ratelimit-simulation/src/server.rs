@@ -1,4 +1,5 @@
-//! [`ModelServer`]: a server that runs the store's scripts, with a clock that may be wrong, and a replica that lags.
+//! [`ModelServer`]: a server that runs the store's scripts, with a clock that may be wrong, and a
+//! replica that lags.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

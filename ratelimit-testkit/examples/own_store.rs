@@ -1,7 +1,7 @@
 //! A store of your own under the laws: a map under one lock.
 //!
-//! `cargo run -p ratelimit-testkit --example own_store` asks it; `cargo test -p ratelimit-testkit --example own_store`
-//! runs all laws on it.
+//! `cargo run -p ratelimit-testkit --example own_store` asks it; `cargo test -p ratelimit-testkit
+//! --example own_store` runs all laws on it.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher};
@@ -45,7 +45,8 @@ struct View<'a, S> {
     now: Timestamp,
     /// The store's own time, by which states expire.
     clock: Timestamp,
-    /// A decision at a given time says nothing about the store's clock: what it writes is kept for an hour longer.
+    /// A decision at a given time says nothing about the store's clock: what it writes is kept for
+    /// an hour longer.
     grace_us: u64,
 }
 

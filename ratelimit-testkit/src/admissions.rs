@@ -1,9 +1,11 @@
-//! [`Admissions`]: checks what callers saw admitted against the bound of the limit, however long the history is.
+//! [`Admissions`]: checks what callers saw admitted against the bound of the limit, however long
+//! the history is.
 //!
-//! A [`History`](crate::History) is explained exactly, and has at most 128 requests. This checker needs neither an order nor
-//! the store's answers, only when each request was asked and answered: a charge certainly lies in every interval that
-//! contains both. No interval may contain more than the limit admits in it, plus what was allowed there, as after a reset or
-//! a failover that lost writes.
+//! A [`History`](crate::History) is explained exactly, and has at most 128 requests. This checker
+//! needs neither an order nor the store's answers, only when each request was asked and answered: a
+//! charge certainly lies in every interval that contains both. No interval may contain more than
+//! the limit admits in it, plus what was allowed there, as after a reset or a failover that lost
+//! writes.
 
 use std::fmt;
 
@@ -49,12 +51,14 @@ impl Admissions {
         Self { algorithm, admitted: Vec::new(), allowed: Vec::new() }
     }
 
-    /// Adds a charge between two times: what an acquire asked for, or less if it was settled at less.
+    /// Adds a charge between two times: what an acquire asked for, or less if it was settled at
+    /// less.
     pub fn add(&mut self, between: [Timestamp; 2], cost: u64) {
         self.admitted.push((between, cost));
     }
 
-    /// Allows so much more in every interval that may contain this event: the capacity for each reset, and for a failover.
+    /// Allows so much more in every interval that may contain this event: the capacity for each
+    /// reset, and for a failover.
     pub fn allow(&mut self, between: [Timestamp; 2], cost: u64) {
         self.allowed.push((between, cost));
     }

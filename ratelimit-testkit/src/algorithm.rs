@@ -54,8 +54,8 @@ impl<A: Algorithm> Harness<A> for Reference {
 
 /// What the laws need to know about an algorithm.
 ///
-/// [`algorithm_conformance!`](crate::algorithm_conformance) builds one from a list of limits. Write one by hand
-/// to state a bound over time or a recovery time.
+/// [`algorithm_conformance!`](crate::algorithm_conformance) builds one from a list of limits. Write
+/// one by hand to state a bound over time or a recovery time.
 ///
 /// ```
 /// use ratelimit_core::{FixedWindow, Timestamp};
@@ -86,23 +86,25 @@ impl<A: Algorithm> Harness<A> for Reference {
 /// # fn main() {}
 /// ```
 pub trait AlgorithmHarness: 'static {
-    /// The algorithm under test. The text of its state shows whether it keeps the caller's metadata.
+    /// The algorithm under test. The text of its state shows whether it keeps the caller's
+    /// metadata.
     type Algorithm: InMemory<State: fmt::Debug> + 'static;
 
     /// The number of walks on which each law is tried.
     const CASES: u32 = 256;
 
-    /// The limits on which the laws are tried. Choose those that are most likely to go wrong: a limit of 1, a
-    /// duration that does not divide another, the largest and the slowest limit that the algorithm accepts. With a
-    /// single limit, the law on changing a limit has nothing to change to.
+    /// The limits on which the laws are tried. Choose those that are most likely to go wrong: a
+    /// limit of 1, a duration that does not divide another, the largest and the slowest limit that
+    /// the algorithm accepts. With a single limit, the law on changing a limit has nothing to
+    /// change to.
     fn limits() -> Vec<Instance<Self::Algorithm>>;
 
-    /// Says how a request would break the algorithm's bound if it were admitted, given the requests admitted
-    /// before, oldest first.
+    /// Says how a request would break the algorithm's bound if it were admitted, given the requests
+    /// admitted before, oldest first.
     ///
-    /// Returns `None` if the bound holds or if no bound is known (the default). A request with a time before
-    /// the last admitted one appears with the time of that one. Where attempts are counted, a denied attempt
-    /// appears as admitted at cost 0.
+    /// Returns `None` if the bound holds or if no bound is known (the default). A request with a
+    /// time before the last admitted one appears with the time of that one. Where attempts are
+    /// counted, a denied attempt appears as admitted at cost 0.
     fn excess(
         limit: &Self::Algorithm,
         admitted: &[(Timestamp, u64)],
@@ -115,20 +117,21 @@ pub trait AlgorithmHarness: 'static {
 
     /// The longest time that a limit takes to recover from empty, in microseconds.
     ///
-    /// By default the testkit measures it at ten times, on keys drained by one charge, by one forced charge and
-    /// by a hundred charges in a row. Override it for an algorithm of several windows that takes longer to
-    /// drain.
+    /// By default the testkit measures it at ten times, on keys drained by one charge, by one
+    /// forced charge and by a hundred charges in a row. Override it for an algorithm of several
+    /// windows that takes longer to drain.
     fn recovers_within_us(limit: &Self::Algorithm) -> Option<u64> {
         let _ = limit;
         None
     }
 
-    /// The times at which the algorithm is most likely to go wrong, in any order: the ends of a leap year's February, the days on
-    /// which clocks change. None by default.
+    /// The times at which the algorithm is most likely to go wrong, in any order: the ends of a
+    /// leap year's February, the days on which clocks change. None by default.
     ///
-    /// Walks and traces begin at these times and shortly before them, and go on to the next ones, a microsecond before and after
-    /// included. So every law is tried there, in a store as well: charges, expiry, and settlements of reservations across them.
-    /// Without them a step that is wrong on one day in four years passes.
+    /// Walks and traces begin at these times and shortly before them, and go on to the next ones, a
+    /// microsecond before and after included. So every law is tried there, in a store as well:
+    /// charges, expiry, and settlements of reservations across them. Without them a step that is
+    /// wrong on one day in four years passes.
     #[must_use]
     fn unkind_times() -> Vec<Timestamp> {
         Vec::new()
@@ -193,7 +196,8 @@ properties! {
     /// Law 1: no moment admits more than the capacity, and no stretch of time more than
     /// [`AlgorithmHarness::excess`] allows.
     NeverAdmitsMoreThanItsBound by Safety = laws::never_admits_more_than_its_bound,
-    /// Law 1: a refund returns at most its cost; a forced charge takes its cost or everything that is left.
+    /// Law 1: a refund returns at most its cost; a forced charge takes its cost or everything that
+    /// is left.
     RefundsAndForcedChargesAreExact by Safety = laws::refunds_and_forced_charges_are_exact,
     /// Law 2: exactly the reported remaining units fit.
     WhatIsLeftIsWhatFits by NoFalseDenial = laws::what_is_left_is_what_fits,
@@ -209,19 +213,21 @@ properties! {
     NeverPanics by TimeGoingBack = laws::never_panics,
     /// Law 8: cost 0 writes nothing and reports the current state.
     CostZeroIsAPeek by CostZeroIsAPeek = laws::cost_zero_is_a_peek,
-    /// Law 9: a state grows by no more entries than announced and expires when it stops mattering; metadata is kept, and changes
-    /// no decision.
+    /// Law 9: a state grows by no more entries than announced and expires when it stops mattering;
+    /// metadata is kept, and changes no decision.
     EntriesAndMetadataAreAccountedFor by NothingLeaks = shortcuts::entries_and_metadata_are_accounted_for,
     /// Law 10: the same state, time and cost always give the same step.
     AStepDependsOnNothingElse by OneAnswerEverywhere = shortcuts::a_step_depends_on_nothing_else,
     /// Law 10: the in-place, compact and fast steps and what is owed agree with the general step.
     ShortcutsAgreeWithTheStep by OneAnswerEverywhere = shortcuts::shortcuts_agree_with_the_step,
-    /// Law 11: a state left by another limit creates no capacity and blocks no longer than one recovery.
+    /// Law 11: a state left by another limit creates no capacity and blocks no longer than one
+    /// recovery.
     ChangingALimitIsSafe by ChangingALimit = laws::changing_a_limit_is_safe,
-    /// Law 11: refunds, forced charges and settlements of another limit forgive nothing that this one charged.
+    /// Law 11: refunds, forced charges and settlements of another limit forgive nothing that this
+    /// one charged.
     AnotherLimitForgivesNothing by ChangingALimit = beside::another_limit_forgives_nothing,
-    /// Laws 11 and 13: a settlement returns no more than was charged and still counts, also of a reservation that was extended,
-    /// and after the limit has changed.
+    /// Laws 11 and 13: a settlement returns no more than was charged and still counts, also of a
+    /// reservation that was extended, and after the limit has changed.
     SettlementsCreateNothing by SettledOnce = beside::settlements_create_nothing,
     /// Law 13: a reservation is settled, renewed and refunded for exactly what it charged.
     AReservationIsSettledOnce by SettledOnce = shortcuts::a_reservation_is_settled_once,
@@ -234,8 +240,8 @@ fn failure(property: AlgorithmProperty, message: String, case: String) -> Failur
 
 /// The body of a test that [`algorithm_conformance!`](crate::algorithm_conformance) writes.
 ///
-/// A property that does not apply to the algorithm is reported as skipped on standard error, under the name of
-/// the test.
+/// A property that does not apply to the algorithm is reported as skipped on standard error, under
+/// the name of the test.
 ///
 /// # Panics
 /// If the property does not hold.

@@ -9,11 +9,12 @@ use ratelimit_core::{Algorithm, Limit, Store, SyncStore, Verdict};
 use crate::capability::Capability;
 use crate::harness::{Harness, StoreClock};
 
-/// Wraps a harness whose store is a [`SyncStore`], so that every second request, at random, takes that way.
+/// Wraps a harness whose store is a [`SyncStore`], so that every second request, at random, takes
+/// that way.
 ///
-/// A plain acquire at the store's own time goes to [`acquire_now`](SyncStore::acquire_now), all else to
-/// [`apply_now`](SyncStore::apply_now). Every answer, and what is left of the keys, is then the same by either way. In
-/// [`ByOwnClock`](crate::ByOwnClock), this wrapper comes inside.
+/// A plain acquire at the store's own time goes to [`acquire_now`](SyncStore::acquire_now), all
+/// else to [`apply_now`](SyncStore::apply_now). Every answer, and what is left of the keys, is then
+/// the same by either way. In [`ByOwnClock`](crate::ByOwnClock), this wrapper comes inside.
 ///
 /// ```
 /// # use std::time::Duration;
@@ -70,7 +71,8 @@ impl<A: Algorithm, S: SyncStore<A>> Store<A> for ByBothWays<S> {
     type Error = S::Error;
 
     async fn apply(&self, batch: &Batch<'_, A>) -> Result<Verdict, S::Error> {
-        // A mixed counter: no pattern of requests keeps one of them from one of the ways, and a case repeats.
+        // A mixed counter: no pattern of requests keeps one of them from one of the ways, and a
+        // case repeats.
         let call = self.calls.fetch_add(1, Ordering::Relaxed);
         if call.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 63 == 0 {
             return self.store.apply(batch).await;

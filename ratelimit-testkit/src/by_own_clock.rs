@@ -9,11 +9,13 @@ use ratelimit_core::{AnyAlgorithm, Limit, Store, Verdict};
 use crate::capability::Capability;
 use crate::harness::{Harness, StoreClock};
 
-/// Wraps a harness whose store has a settable clock, so that every request is decided at the store's own time.
+/// Wraps a harness whose store has a settable clock, so that every request is decided at the
+/// store's own time.
 ///
-/// Before a request at a given time, the wrapper sets the store's clock to that time and then asks under
-/// [`Now::Store`]. Requests that only look keep their given time, because they may look ahead and the clock
-/// must not follow them. The laws then cover the path that a store takes in production.
+/// Before a request at a given time, the wrapper sets the store's clock to that time and then asks
+/// under [`Now::Store`]. Requests that only look keep their given time, because they may look ahead
+/// and the clock must not follow them. The laws then cover the path that a store takes in
+/// production.
 ///
 /// ```
 /// # use std::time::Duration;
@@ -71,8 +73,9 @@ impl<S: Store<AnyAlgorithm>> Store<AnyAlgorithm> for AtOwnTime<S> {
     }
 }
 
-/// Checks that the harness lacks nothing, and lists what its store lacks here: its sweeps follow the times of
-/// the requests, so an expired state may or may not still be present, and count for a limit that was made longer.
+/// Checks that the harness lacks nothing, and lists what its store lacks here: its sweeps follow
+/// the times of the requests, so an expired state may or may not still be present, and count for a
+/// limit that was made longer.
 const fn lacks<H: Harness>() -> &'static [Capability] {
     assert!(
         H::LACKS.is_empty(),

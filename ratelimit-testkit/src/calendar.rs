@@ -4,8 +4,9 @@ use std::time::SystemTime;
 
 use ratelimit_core::{Decision, Rate, Timestamp};
 
-/// Fixed windows of about a month. None of them ends while a test runs, and the wait of a decision until the end of its
-/// window tells when the store decided. For stores that decide by the clock of a server.
+/// Fixed windows of about a month. None of them ends while a test runs, and the wait of a decision
+/// until the end of its window tells when the store decided. For stores that decide by the clock of
+/// a server.
 #[derive(Clone, Copy, Debug)]
 pub struct Calendar {
     window_us: u64,
@@ -29,8 +30,8 @@ impl Calendar {
         Rate::per_us(count, self.window_us).expect("a rate")
     }
 
-    /// When a store decided this about windows of the calendar. Without decisions, and if none of them knows a charge, the
-    /// last moment of the window: any is as good.
+    /// When a store decided this about windows of the calendar. Without decisions, and if none of
+    /// them knows a charge, the last moment of the window: any is as good.
     #[must_use]
     pub fn time_of(&self, decisions: &[Decision]) -> Timestamp {
         let until_us = decisions.iter().map(|decision| decision.reset_after_us).max();

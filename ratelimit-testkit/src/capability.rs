@@ -7,12 +7,12 @@ use crate::harness::Harness;
 use crate::seeds::AlgorithmKind;
 use crate::trace::made::Instance;
 
-/// An operation that a store may lack and still run the laws. A harness lists what its store lacks in
-/// [`Harness::LACKS`].
+/// An operation that a store may lack and still run the laws. A harness lists what its store lacks
+/// in [`Harness::LACKS`].
 ///
-/// The laws avoid what the store lacks. A test with nothing left to try reports itself as skipped on standard
-/// error, by its name. The property `it_can_do_what_it_claims` checks the list: it uses each capability once,
-/// and expects the store to refuse those that it lacks.
+/// The laws avoid what the store lacks. A test with nothing left to try reports itself as skipped
+/// on standard error, by its name. The property `it_can_do_what_it_claims` checks the list: it uses
+/// each capability once, and expects the store to refuse those that it lacks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Capability {
     /// Returning a charge: [`Op::Refund`].
@@ -29,18 +29,19 @@ pub enum Capability {
     Admissions,
     /// Limits that count attempts.
     Attempts,
-    /// Reading what another limit of its name has left as the pure step does. A store that charges before it reads keeps no end
-    /// of a window, and one that keeps no states reads none: a changed limit is safe there all the same.
+    /// Reading what another limit of its name has left as the pure step does. A store that charges
+    /// before it reads keeps no end of a window, and one that keeps no states reads none: a changed
+    /// limit is safe there all the same.
     Changes,
     /// Batches of several checks.
     Batches,
     /// Batches over several keys.
     SeveralKeys,
-    /// Charging at a time before an earlier charge. A store that only decides by its own clock discards expired
-    /// states by that clock. Peeks may use any time.
+    /// Charging at a time before an earlier charge. A store that only decides by its own clock
+    /// discards expired states by that clock. Peeks may use any time.
     PastTimes,
-    /// Reporting stored states: [`Harness::state`]. Only a store with a different representation of its states,
-    /// such as the oracle, may lack it. Its states are compared by peeks.
+    /// Reporting stored states: [`Harness::state`]. Only a store with a different representation of
+    /// its states, such as the oracle, may lack it. Its states are compared by peeks.
     States,
     /// Reading its own clock once the key is locked, and showing nothing before it is decided. A
     /// transaction that sets times to live reads the clock before, and may decide a request at a
@@ -51,8 +52,8 @@ pub enum Capability {
 }
 
 impl Capability {
-    /// What a store lacks that only charges attempts, [increment-first](AlgorithmKind::INCREMENT_FIRST): as in a transaction that
-    /// cannot branch.
+    /// What a store lacks that only charges attempts,
+    /// [increment-first](AlgorithmKind::INCREMENT_FIRST): as in a transaction that cannot branch.
     pub const INCREMENT_FIRST: &'static [Self] = &[
         Self::Refund,
         Self::Force,

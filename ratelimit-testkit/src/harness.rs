@@ -13,35 +13,37 @@ use crate::laws::Said;
 
 /// Gives the laws access to a store.
 ///
-/// Every test creates one harness and asks it for a fresh store per case. [`conformance!`](crate::conformance)
-/// writes the tests. For a custom algorithm, implement `Harness` for that algorithm and pass it to
+/// Every test creates one harness and asks it for a fresh store per case.
+/// [`conformance!`](crate::conformance) writes the tests. For a custom algorithm, implement
+/// `Harness` for that algorithm and pass it to
 /// [`algorithm_conformance!`](crate::algorithm_conformance).
 ///
-/// An in-memory store needs little more than [`store`](Self::store), and [`clock`](Self::clock) if its clock
-/// can be set. A harness for a store on a server
+/// An in-memory store needs little more than [`store`](Self::store), and [`clock`](Self::clock) if
+/// its clock can be set. A harness for a store on a server
 ///
 /// - owns a runtime and runs futures on it in [`block_on`](Self::block_on);
 /// - connects in `store`, through the runtime, under a prefix that no other store uses;
-/// - reports in [`leaks`](Self::leaks) every key under that prefix that has no time to live, or one longer than
-///   `within`;
+/// - reports in [`leaks`](Self::leaks) every key under that prefix that has no time to live, or one
+///   longer than `within`;
 /// - runs fewer cases, about 32, and small traces of 3 requests.
 pub trait Harness<A: Algorithm = AnyAlgorithm>: Sync {
     /// The store under test.
     type Store: Store<A>;
 
-    /// The number of generated cases per law. Below 64, traces at the store's own time have at most 30 requests
-    /// instead of 100.
+    /// The number of generated cases per law. Below 64, traces at the store's own time have at most
+    /// 30 requests instead of 100.
     const CASES: u32 = 256;
 
-    /// The length of the small traces that are enumerated exhaustively: 4 gives some hundred thousand traces
-    /// per algorithm; 3 gives some five thousand, which suits a server.
+    /// The length of the small traces that are enumerated exhaustively: 4 gives some hundred
+    /// thousand traces per algorithm; 3 gives some five thousand, which suits a server.
     const SMALL_TRACE_REQUESTS: u32 = 4;
 
-    /// The capabilities that the store lacks; none by default. The laws avoid them, and each test that is
-    /// skipped for one says so by its name.
+    /// The capabilities that the store lacks; none by default. The laws avoid them, and each test
+    /// that is skipped for one says so by its name.
     const LACKS: &'static [Capability] = &[];
 
-    /// Creates the harness of one test: clocks, runtimes, a server, and whatever else its stores share.
+    /// Creates the harness of one test: clocks, runtimes, a server, and whatever else its stores
+    /// share.
     fn new() -> Self;
 
     /// Creates an empty store, isolated from all others. The laws call this outside of
@@ -55,8 +57,9 @@ pub trait Harness<A: Algorithm = AnyAlgorithm>: Sync {
 
     /// The clock that the store reads under [`Now::Store`](ratelimit_core::store::Now::Store).
     ///
-    /// By default it runs in real time: the laws then wait some 20 ms in places, and try traces at the store's
-    /// own time on slow limits only. A settable clock lets them check more, without waiting.
+    /// By default it runs in real time: the laws then wait some 20 ms in places, and try traces at
+    /// the store's own time on slow limits only. A settable clock lets them check more, without
+    /// waiting.
     fn clock(&self, store: &Self::Store) -> StoreClock {
         let _ = store;
         StoreClock::Real
@@ -70,18 +73,20 @@ pub trait Harness<A: Algorithm = AnyAlgorithm>: Sync {
         key: &str,
     ) -> impl Future<Output = Option<A::State>>;
 
-    /// Describes everything that the store would still keep `within` this time from now, when nothing that was
-    /// written can matter any longer; empty if nothing leaks.
+    /// Describes everything that the store would still keep `within` this time from now, when
+    /// nothing that was written can matter any longer; empty if nothing leaks.
     ///
-    /// Every write was made just now, either by the store's own clock ([`Now::Store`]) or at a given time
-    /// ([`Now::At`]); `within` already includes the padding of the latter. A store with a clock of its own
-    /// advances it by `within` and sweeps; a store on a server checks the time to live of all its keys. A key may expire
-    /// between the command that lists it and the one that asks for its time to live (in Redis `KEYS` and `PTTL`, which then says
-    /// -2): it is gone, and no leak; -1 says that it never expires.
+    /// Every write was made just now, either by the store's own clock ([`Now::Store`]) or at a
+    /// given time ([`Now::At`]); `within` already includes the padding of the latter. A store with
+    /// a clock of its own advances it by `within` and sweeps; a store on a server checks the time
+    /// to live of all its keys. A key may expire between the command that lists it and the one that
+    /// asks for its time to live (in Redis `KEYS` and `PTTL`, which then says -2): it is gone, and
+    /// no leak; -1 says that it never expires.
     ///
-    /// A store whose [`clock`](Self::clock) is real time can be moved here, too: give it a [`Clock`](ratelimit_core::Clock) that
-    /// adds an offset, kept in an atomic number, to the system's time, and add `within` to the offset. The laws call this several
-    /// times per store and use the store in between, so the offset must only grow.
+    /// A store whose [`clock`](Self::clock) is real time can be moved here, too: give it a
+    /// [`Clock`](ratelimit_core::Clock) that adds an offset, kept in an atomic number, to the
+    /// system's time, and add `within` to the offset. The laws call this several times per store
+    /// and use the store in between, so the offset must only grow.
     ///
     /// [`Now::Store`]: ratelimit_core::store::Now::Store
     /// [`Now::At`]: ratelimit_core::store::Now::At
@@ -120,7 +125,8 @@ impl fmt::Debug for StoreClock {
     }
 }
 
-/// A harness without its type: each law is compiled once for an algorithm, and not for each harness.
+/// A harness without its type: each law is compiled once for an algorithm, and not for each
+/// harness.
 pub(crate) trait AnyHarness<A: Algorithm>: Sync {
     /// [`Harness::CASES`].
     fn cases(&self) -> u32;

@@ -13,7 +13,8 @@ pub enum Law {
     NoFalseDenial,
     /// 3: `retry_after` and `reset_after` are exact to the microsecond.
     HonestRetry,
-    /// 4: A denial charges nothing, in any limit of the batch; limits that count attempts charge each attempt.
+    /// 4: A denial charges nothing, in any limit of the batch; limits that count attempts charge
+    /// each attempt.
     DenialChargesNothing,
     /// 5: An expired state decides as an absent one.
     ExpiredIsAbsent,
@@ -27,16 +28,16 @@ pub enum Law {
     NothingLeaks,
     /// 10: The same trace gives the same decisions, field by field, and the same states.
     OneAnswerEverywhere,
-    /// 11: A state written under an old limit admits no more than the new limit's capacity, and blocks no
-    /// longer than the new limit takes to recover from empty.
+    /// 11: A state written under an old limit admits no more than the new limit's capacity, and
+    /// blocks no longer than the new limit takes to recover from empty.
     ChangingALimit,
     /// 12: The generic cell rate algorithm decides as a bucket that counts tokens.
     BucketOfTokens,
-    /// 13: A charge under an id is made once and settled once, however often the request is sent. A reservation
-    /// that is never settled stays charged; a lease expires by itself.
+    /// 13: A charge under an id is made once and settled once, however often the request is sent. A
+    /// reservation that is never settled stays charged; a lease expires by itself.
     SettledOnce,
-    /// 14: All of these hold at the store's own time, too: its clock keeps time, and a charge made by it counts
-    /// until it expires by it.
+    /// 14: All of these hold at the store's own time, too: its clock keeps time, and a charge made
+    /// by it counts until it expires by it.
     OwnClock,
 }
 
@@ -70,7 +71,8 @@ pub struct Failure {
     /// The request, the answer, and the answer that was expected.
     pub message: String,
     /// The smallest failing case, in text that [`regression`](crate::regression) or
-    /// [`algorithm_regression`](crate::algorithm_regression) reads; empty if the property has no input.
+    /// [`algorithm_regression`](crate::algorithm_regression) reads; empty if the property has no
+    /// input.
     pub case: String,
     /// The beginning of the call that tries the case again, up to the case.
     pub(crate) again: String,

@@ -1,5 +1,5 @@
-//! The laws of a store, each as a function of a store and a trace or a limit. They compare the store with the pure step, which
-//! the laws of algorithms judge.
+//! The laws of a store, each as a function of a store and a trace or a limit. They compare the
+//! store with the pure step, which the laws of algorithms judge.
 
 pub(crate) mod agreement;
 pub(crate) mod capabilities;
@@ -45,8 +45,8 @@ pub(crate) fn difference(
     (got != due).then_some([got, due])
 }
 
-/// The text of a state as far as it matters to this limit: of a log the entries that had not expired when its newest entry was
-/// made. A store may keep more, or sweep it at leisure.
+/// The text of a state as far as it matters to this limit: of a log the entries that had not
+/// expired when its newest entry was made. A store may keep more, or sweep it at leisure.
 fn shown(algorithm: &AnyAlgorithm, state: AnyState) -> Option<String> {
     match (algorithm, state) {
         (AnyAlgorithm::SlidingLog(log), AnyState::SlidingLog(mut state)) => {

@@ -28,8 +28,9 @@
 //! # fn main() {}
 //! ```
 //!
-//! If a store has fewer operations, its harness lists those that are missing. The laws skip them, a test that needs one reports
-//! that it is skipped, and `it_can_do_what_it_claims` fails if the list is wrong:
+//! If a store has fewer operations, its harness lists those that are missing. The laws skip them, a
+//! test that needs one reports that it is skipped, and `it_can_do_what_it_claims` fails if the list
+//! is wrong:
 //!
 //! ```
 //! # use std::time::Duration;
@@ -71,7 +72,8 @@
 //!
 //! # An algorithm
 //!
-//! Name it, and some limits at which it could go wrong. [`algorithm_conformance!`] tests it by itself and in a store:
+//! Name it, and some limits at which it could go wrong. [`algorithm_conformance!`] tests it by
+//! itself and in a store:
 //!
 //! ```
 //! use ratelimit_core::{Algorithm, Decision, Timestamp};
@@ -113,8 +115,8 @@
 //!
 //! # A failure
 //!
-//! A failing test prints the law, how it was broken, and the smallest case as text. Paste the case into [`regression`] (or
-//! [`algorithm_regression`]) to make it a test:
+//! A failing test prints the law, how it was broken, and the smallest case as text. Paste the case
+//! into [`regression`] (or [`algorithm_regression`]) to make it a test:
 //!
 //! ```
 //! # use std::time::Duration;
@@ -142,7 +144,8 @@
 //!
 //! # Many threads at once
 //!
-//! A [`History`] without an order that explains its answers is an error. A [`ConcurrentRun`] records one of a real store:
+//! A [`History`] without an order that explains its answers is an error. A [`ConcurrentRun`]
+//! records one of a real store:
 //!
 //! ```
 //! use ratelimit_core::{Algorithm, Gcra, Limit, Timestamp};

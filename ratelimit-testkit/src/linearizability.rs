@@ -1,11 +1,12 @@
-//! Linearizability checking: records a concurrent history and searches for a sequential order that explains it.
+//! Linearizability checking: records a concurrent history and searches for a sequential order that
+//! explains it.
 //!
-//! Several threads ask a [`SyncStore`] concurrently. They record each answer, the order in which requests were
-//! asked and answered, and what the store's clock showed before and after. The checker then searches for an
-//! order of the requests that agrees with the record: no request precedes one that was answered before it was
-//! asked, and every answer equals, field by field, the one that [`decide`](ratelimit_core::store::decide) gives in
-//! this order, at a time that the clock showed meanwhile. If no order explains the answers, the store has lost
-//! a charge or made one up.
+//! Several threads ask a [`SyncStore`] concurrently. They record each answer, the order in which
+//! requests were asked and answered, and what the store's clock showed before and after. The
+//! checker then searches for an order of the requests that agrees with the record: no request
+//! precedes one that was answered before it was asked, and every answer equals, field by field, the
+//! one that [`decide`](ratelimit_core::store::decide) gives in this order, at a time that the clock
+//! showed meanwhile. If no order explains the answers, the store has lost a charge or made one up.
 //!
 //! ```
 //! use ratelimit_core::{Algorithm, Gcra, Limit, Timestamp};
@@ -26,8 +27,9 @@
 //!
 //! [`ConcurrentRun`] records histories of a store and checks them.
 //!
-//! The search follows Wing and Gong ("Testing and verifying concurrent objects", 1993), with the memoization of
-//! Lowe ("Testing for linearizability", 2017). Keys that no batch joins are checked separately.
+//! The search follows Wing and Gong ("Testing and verifying concurrent objects", 1993), with the
+//! memoization of Lowe ("Testing for linearizability", 2017). Keys that no batch joins are checked
+//! separately.
 
 use std::fmt;
 use std::ops::RangeInclusive;
@@ -61,8 +63,8 @@ type LimitKey = (usize, usize);
 pub struct Event {
     /// The operation.
     pub op: Op,
-    /// The position of the limit, the number of the key and the cost of each check; no pair of limit and key
-    /// occurs twice.
+    /// The position of the limit, the number of the key and the cost of each check; no pair of
+    /// limit and key occurs twice.
     pub asks: Vec<(usize, usize, u64)>,
     /// The id of the request, if it has one.
     pub id: Option<ReservationId>,
@@ -72,9 +74,10 @@ pub struct Event {
     pub answered: u64,
     /// The store's clock before and after the request.
     pub clock: [Timestamp; 2],
-    /// The decision of each limit, or the kind of error. After [`ErrorKind::Indeterminate`], which also stands for a
-    /// request whose future was dropped, the request may take effect at any point of the order after the question, or
-    /// never; `answered` means nothing, and the second clock is the last at which it can.
+    /// The decision of each limit, or the kind of error. After [`ErrorKind::Indeterminate`], which
+    /// also stands for a request whose future was dropped, the request may take effect at any point
+    /// of the order after the question, or never; `answered` means nothing, and the second clock is
+    /// the last at which it can.
     pub answer: Result<Vec<Decision>, ErrorKind>,
 }
 
@@ -116,8 +119,8 @@ impl<'a, A> History<'a, A> {
     }
 }
 
-/// What these acquires may have charged a limit for a key, both by position: at least what was admitted, and at most that
-/// and what has no answer.
+/// What these acquires may have charged a limit for a key, both by position: at least what was
+/// admitted, and at most that and what has no answer.
 #[must_use]
 pub fn charges(acquires: &[Event], limit_key: (usize, usize)) -> RangeInclusive<u64> {
     let cost = |is_counted: fn(&Event) -> bool| -> u64 {
@@ -128,8 +131,8 @@ pub fn charges(acquires: &[Event], limit_key: (usize, usize)) -> RangeInclusive<
 }
 
 impl<A: Algorithm<State: PartialEq>> History<'_, A> {
-    /// Searches for an order that explains the history. Returns `Ok(false)` if the search exceeds its step
-    /// limit, which happens to histories with too much concurrency.
+    /// Searches for an order that explains the history. Returns `Ok(false)` if the search exceeds
+    /// its step limit, which happens to histories with too much concurrency.
     ///
     /// # Errors
     /// No order explains the history.
@@ -140,7 +143,8 @@ impl<A: Algorithm<State: PartialEq>> History<'_, A> {
         self.explain_within(STEPS)
     }
 
-    /// [`explain`](Self::explain) with a step limit of your own, for many histories in a short time.
+    /// [`explain`](Self::explain) with a step limit of your own, for many histories in a short
+    /// time.
     ///
     /// # Errors
     /// No order explains the history.
@@ -213,8 +217,8 @@ impl<A: Algorithm<State: PartialEq>> History<'_, A> {
 /// A history that no order explains.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Unexplained {
-    /// The requests with their times, in the order of asking. A question mark marks those that do not fit after
-    /// the longest order found of the others.
+    /// The requests with their times, in the order of asking. A question mark marks those that do
+    /// not fit after the longest order found of the others.
     pub message: String,
 }
 
@@ -271,8 +275,8 @@ impl<A> Clone for ConcurrentRun<'_, A> {
 impl<A> Copy for ConcurrentRun<'_, A> {}
 
 impl<'a, A: Algorithm<State: PartialEq>> ConcurrentRun<'a, A> {
-    /// Four threads on two keys, with batches of up to three checks, ids, and clock steps of up to a fifth of a
-    /// second.
+    /// Four threads on two keys, with batches of up to three checks, ids, and clock steps of up to
+    /// a fifth of a second.
     #[must_use]
     pub const fn new(limits: &'a [Limit<A>]) -> Self {
         Self {
@@ -288,8 +292,8 @@ impl<'a, A: Algorithm<State: PartialEq>> ConcurrentRun<'a, A> {
         }
     }
 
-    /// Runs the threads against a store and checks every history. The store must read this clock and have room
-    /// for all the keys.
+    /// Runs the threads against a store and checks every history. The store must read this clock
+    /// and have room for all the keys.
     ///
     /// # Errors
     /// A history that no order explains.
@@ -416,8 +420,8 @@ impl<A: Algorithm, S: SyncStore<A>> Stage<'_, A, S> {
     }
 }
 
-/// Spins until so many threads have arrived: a thread that has to be woken would be too late to overlap. Yields soon, as
-/// those that have not arrived may wait for a processor.
+/// Spins until so many threads have arrived: a thread that has to be woken would be too late to
+/// overlap. Yields soon, as those that have not arrived may wait for a processor.
 pub(crate) fn meet(arrived: &AtomicUsize, all: usize) {
     arrived.fetch_add(1, Ordering::SeqCst);
     let mut waited = 0_u32;

@@ -1,9 +1,11 @@
-//! [`NaiveStore`]: a second implementation of every algorithm, slow and obvious, to compare the others with.
+//! [`NaiveStore`]: a second implementation of every algorithm, slow and obvious, to compare the
+//! others with.
 //!
-//! It shares no arithmetic with `ratelimit-core`. It keeps no state, only the history of charges and their
-//! times, and answers one question from it: [`left`], how much a limit has left at a moment. The rest follows
-//! from that by definition. A request fits if its cost is no more than what is left. `retry_after` is the first
-//! moment, found by bisection, at which it fits. `reset_after` is the first moment at which everything is left.
+//! It shares no arithmetic with `ratelimit-core`. It keeps no state, only the history of charges
+//! and their times, and answers one question from it: [`left`], how much a limit has left at a
+//! moment. The rest follows from that by definition. A request fits if its cost is no more than
+//! what is left. `retry_after` is the first moment, found by bisection, at which it fits.
+//! `reset_after` is the first moment at which everything is left.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
@@ -32,8 +34,8 @@ type KeyHistory = Vec<AccountChange>;
 /// What the store keeps for a key: its history, and the limit under which it was written.
 type Account = (AnyAlgorithm, KeyHistory);
 
-/// A [`Store`] that recomputes every answer from the whole history. Its own clock is set by hand and starts at
-/// the epoch.
+/// A [`Store`] that recomputes every answer from the whole history. Its own clock is set by hand
+/// and starts at the epoch.
 #[derive(Debug, Default)]
 pub struct NaiveStore {
     clock: ManualClock,
@@ -54,8 +56,8 @@ impl NaiveStore {
     }
 }
 
-/// The number of parts that a unit of cost is divided into: one, or for buckets as many as make every refill a
-/// whole number of parts.
+/// The number of parts that a unit of cost is divided into: one, or for buckets as many as make
+/// every refill a whole number of parts.
 fn parts_per_unit(algorithm: &AnyAlgorithm) -> i128 {
     match algorithm {
         AnyAlgorithm::Gcra(_) => refill(algorithm).token_units.into(),
@@ -111,7 +113,8 @@ fn left(algorithm: &AnyAlgorithm, history: &[AccountChange], now_us: u64) -> i12
         AnyAlgorithm::SlidingCounter(counter) => {
             let (window_us, current) = (counter.window_us(), at_us / counter.window_us());
             let start_us = current * window_us;
-            // A sliding counter only remembers when its window began; within the window the clock may go back.
+            // A sliding counter only remembers when its window began; within the window the clock
+            // may go back.
             let overlap_us = window_us - (now_us.max(start_us) - start_us);
             let of =
                 |window: u64| sum(history.iter().filter(|event| event.at_us / window_us == window));
@@ -191,8 +194,8 @@ fn in_bucket(refill: &Refill, history: &[AccountChange], at_us: u64) -> i128 {
         if level >= capacity {
             (level, counted_us) = (capacity, event.at_us);
         }
-        // A bucket charged to less than a tick's flow below full restarts its tick; otherwise the tick would
-        // add more than a full bucket can take.
+        // A bucket charged to less than a tick's flow below full restarts its tick; otherwise the
+        // tick would add more than a full bucket can take.
         if event.parts > 0 && capacity - level < i128::from(refill.tick_units) {
             counted_us = event.at_us;
         }
@@ -212,8 +215,8 @@ fn last_window(history: &[AccountChange], window_us: u64) -> &[AccountChange] {
     &history[begin..]
 }
 
-/// The events of the window that contains a request, if windows begin with one; none if the last window has
-/// ended.
+/// The events of the window that contains a request, if windows begin with one; none if the last
+/// window has ended.
 fn open_window<'h>(
     algorithm: &AnyAlgorithm,
     history: &'h [AccountChange],
@@ -331,8 +334,8 @@ fn decision_of(
     }
 }
 
-/// The history of an account under this limit. If another limit wrote it, it counts as one charge, at the time of the last
-/// write, of what was used then, capped at the new capacity and debt.
+/// The history of an account under this limit. If another limit wrote it, it counts as one charge,
+/// at the time of the last write, of what was used then, capped at the new capacity and debt.
 fn carried(account: Option<&Account>, algorithm: &AnyAlgorithm) -> KeyHistory {
     let Some((old, history)) = account else { return KeyHistory::new() };
     if old == algorithm {
@@ -345,7 +348,8 @@ fn carried(account: Option<&Account>, algorithm: &AnyAlgorithm) -> KeyHistory {
     vec![AccountChange { at_us: last.at_us, parts }]
 }
 
-/// The history after an attempt that does not fit: it takes whatever is left, so the limit is full afterwards.
+/// The history after an attempt that does not fit: it takes whatever is left, so the limit is full
+/// afterwards.
 fn filled(
     algorithm: &AnyAlgorithm,
     history: &[AccountChange],
@@ -417,7 +421,8 @@ fn asked(
     (decision_of(algorithm, &history, now_us, check.cost, true), history)
 }
 
-/// What is owed under a limit with this history, and what a request forgives that was made before the last change.
+/// What is owed under a limit with this history, and what a request forgives that was made before
+/// the last change.
 fn account_of(
     check: &Check<'_, AnyAlgorithm>,
     op: Op,
@@ -430,7 +435,8 @@ fn account_of(
         u64::try_from(units.max(0)).expect("at most the cost")
     };
     let has_debt = algorithm.debt() > 0;
-    // Without a debt nothing is owed: a key that has used more than a limit which was lowered has nothing left.
+    // Without a debt nothing is owed: a key that has used more than a limit which was lowered has
+    // nothing left.
     let before = left(algorithm, before, now_us);
     let room = if has_debt { before + debt(algorithm) } else { before.max(0) };
     let forgiven = match op {
@@ -507,8 +513,8 @@ impl Store<AnyAlgorithm> for NaiveStore {
     }
 }
 
-/// The decision that stands for a batch: the least remaining (the first on a tie), the longest reset, and the
-/// wait after which all would admit.
+/// The decision that stands for a batch: the least remaining (the first on a tie), the longest
+/// reset, and the wait after which all would admit.
 pub(crate) fn summary(decisions: &[Decision]) -> Option<Decision> {
     let least = decisions.iter().map(|decision| decision.remaining).min()?;
     let shown = decisions.iter().find(|decision| decision.remaining == least)?;

@@ -16,8 +16,9 @@ use crate::trace::TraceRequest;
 /// The state name of a limit, and a key.
 type StateKey = (String, String);
 
-/// The smallest possible store, for any algorithm. Other stores must agree with it, field by field and state by
-/// state. Its own clock is set by hand and starts at the epoch. It never removes expired states.
+/// The smallest possible store, for any algorithm. Other stores must agree with it, field by field
+/// and state by state. Its own clock is set by hand and starts at the epoch. It never removes
+/// expired states.
 #[derive(Debug)]
 pub struct PureStore<A: Algorithm = AnyAlgorithm> {
     kept: Mutex<PureContents<A::State>>,
@@ -179,9 +180,10 @@ mod tests {
     use crate::suite::same;
     use crate::trace::made::TraceShape;
 
-    /// Law 13, of the pure step, which every store agrees with: what was done under an id and is sent again, at any later time at
-    /// which it is remembered, changes nothing; a repeated extension makes its reservation live longer. A renewal, which starts
-    /// anew each time, is left out.
+    /// Law 13, of the pure step, which every store agrees with: what was done under an id and is
+    /// sent again, at any later time at which it is remembered, changes nothing; a repeated
+    /// extension makes its reservation live longer. A renewal, which starts anew each time, is left
+    /// out.
     #[test]
     fn a_request_under_an_id_counts_once_however_late_it_is_repeated() {
         let (repeated, traces) =

@@ -1,5 +1,6 @@
-//! Whole requests to a limiter: of several limits that differ in everything, of callers that lack identifiers, with every option.
-//! A model that knows the steps of the algorithms, and neither batches nor verdicts, says by the name of each limit what must come out.
+//! Whole requests to a limiter: of several limits that differ in everything, of callers that lack
+//! identifiers, with every option. A model that knows the steps of the algorithms, and neither
+//! batches nor verdicts, says by the name of each limit what must come out.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -74,8 +75,9 @@ pub trait RequestHarness {
     }
 }
 
-/// Tries whole requests on a store: what they say of each limit, by its name, is what a model says. Of two limiters over the store,
-/// the limits of the second have the names of the first, and other numbers.
+/// Tries whole requests on a store: what they say of each limit, by its name, is what a model says.
+/// Of two limiters over the store, the limits of the second have the names of the first, and other
+/// numbers.
 ///
 /// # Errors
 /// The smallest case found on which an answer differs, as text.

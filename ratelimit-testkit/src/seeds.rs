@@ -1,7 +1,8 @@
 //! The seed table: the limits on which the laws are tried.
 //!
-//! Small capacities make denials frequent. The rates are those at which limiters are known to go wrong: thirds,
-//! sevenths, several per microsecond, months, and refill ticks coarser than a microsecond.
+//! Small capacities make denials frequent. The rates are those at which limiters are known to go
+//! wrong: thirds, sevenths, several per microsecond, months, and refill ticks coarser than a
+//! microsecond.
 
 use std::fmt;
 use std::rc::Rc;
@@ -60,11 +61,12 @@ const WINDOWS: &[&str] =
 /// Rates and bursts of buckets that do not refill a unit during a test.
 const SLOW_BUCKETS: &[(&str, u64)] = &[("1/h", 1), ("3/h", 5), ("2/h", 3), ("7/30d", 7)];
 
-/// Rates of windows longer than any test; each length, and that of their parts, divides the next longer one.
+/// Rates of windows longer than any test; each length, and that of their parts, divides the next
+/// longer one.
 const SLOW_WINDOWS: &[&str] = &["1/h", "3/h", "5/h", "7/30d"];
 
-/// The times at which traces begin, in microseconds: the epoch and the present, on a window's boundary and off
-/// it.
+/// The times at which traces begin, in microseconds: the epoch and the present, on a window's
+/// boundary and off it.
 pub(crate) const BEGINNINGS_US: &[u64] =
     &[0, 1_795_218_392_123_456, 1_795_218_390_000_000, 1_795_218_389_999_999, 1, 86_400_000_000];
 
@@ -105,8 +107,8 @@ impl AlgorithmKind {
         attempts
     };
 
-    /// The algorithms that support increment-first charging: an attempt is charged before the stored state is
-    /// read, as in a transaction that cannot branch.
+    /// The algorithms that support increment-first charging: an attempt is charged before the
+    /// stored state is read, as in a transaction that cannot branch.
     pub const INCREMENT_FIRST: [Self; 4] =
         [Self::FixedWindow, Self::FirstRequestWindow, Self::WindowLog, Self::SlidingLog];
 
@@ -213,7 +215,8 @@ impl fmt::Display for AlgorithmKind {
     }
 }
 
-/// A window of several buckets, and one three times as long with twice the limit over the same buckets.
+/// A window of several buckets, and one three times as long with twice the limit over the same
+/// buckets.
 fn bucketed(rate: Rate) -> Result<BucketedWindow, ConfigError> {
     let (count, us) = (rate.count(), rate.period_us());
     let buckets = [5, 4, 3, 2].into_iter().find(|n| us.is_multiple_of(*n)).unwrap_or(1);
@@ -267,7 +270,8 @@ impl Scope {
         matches!(self, Self::One(_) | Self::Attempts(_))
     }
 
-    /// The limits that `make` builds for the scope's algorithms, without those that the store cannot keep.
+    /// The limits that `make` builds for the scope's algorithms, without those that the store
+    /// cannot keep.
     fn made(
         self,
         able: Able,

@@ -35,22 +35,26 @@ use crate::trace::made::{Instance, Pool, TraceShape, limit};
 pub(crate) mod guard;
 mod macros;
 
-/// A property of a store. What an algorithm keeps by itself, such as that a wait is honest, follows for a store that agrees with
-/// its pure step, and is a property of the [algorithm](crate::AlgorithmProperty).
+/// A property of a store. What an algorithm keeps by itself, such as that a wait is honest, follows
+/// for a store that agrees with its pure step, and is a property of the
+/// [algorithm](crate::AlgorithmProperty).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Property {
-    /// Law 10: every answer and every state is that of the pure step, errors with their messages, over traces of all operations:
-    /// generated ones, with times at the promised wait and around it, and all small ones. A request with an id is sent twice.
+    /// Law 10: every answer and every state is that of the pure step, errors with their messages,
+    /// over traces of all operations: generated ones, with times at the promised wait and around
+    /// it, and all small ones. A request with an id is sent twice.
     Agrees,
-    /// Law 11: the same while limits change, one beside the other; and two limits of one name in turn admit their sum at most.
+    /// Law 11: the same while limits change, one beside the other; and two limits of one name in
+    /// turn admit their sum at most.
     AgreesAfterAChange,
-    /// Law 1: many tasks at once are admitted exactly the limit, at a given time and at the store's own. Of tasks that use all
-    /// operations, some order explains every answer. A future that is dropped at its first await charges once or not at all, and
-    /// stops no later request.
+    /// Law 1: many tasks at once are admitted exactly the limit, at a given time and at the store's
+    /// own. Of tasks that use all operations, some order explains every answer. A future that is
+    /// dropped at its first await charges once or not at all, and stops no later request.
     ManyTasksAreAdmittedExactlyTheLimit,
     /// Law 9: what is kept lasts as long as it matters by the store's clock, and no longer.
     KeepsWhatMatters,
-    /// Law 14: at its own time the store decides as the pure step does at that time, and its clock keeps time.
+    /// Law 14: at its own time the store decides as the pure step does at that time, and its clock
+    /// keeps time.
     DecidesByItsOwnClock,
     /// Law 10: two identifiers never share a state, however little they differ.
     IdentifiersNeverMeet,
@@ -97,7 +101,8 @@ impl Property {
     }
 }
 
-/// The most attempts to shrink a failing case, and the most time: enough, and bounded on a slow server.
+/// The most attempts to shrink a failing case, and the most time: enough, and bounded on a slow
+/// server.
 const MAX_SHRINK_ITERS: u32 = 4_096;
 const MAX_SHRINK_MS: u32 = 20_000;
 
@@ -122,11 +127,13 @@ pub(crate) fn same(cases: u32) -> TestRunner {
     TestRunner::new_with_rng(config, TestRng::deterministic_rng(RngAlgorithm::ChaCha))
 }
 
-/// Prints a line about the test of this name that the test runner does not capture, as it does the output of a passing test.
+/// Prints a line about the test of this name that the test runner does not capture, as it does the
+/// output of a passing test.
 pub(crate) fn announce(name: &str, message: &str) {
     // The test runner names a test without its crate.
     let name = name.split_once("::").map_or(name, |(_, name)| name);
-    // A single write keeps the lines of concurrent tests whole. A failure cannot be reported anywhere.
+    // A single write keeps the lines of concurrent tests whole. A failure cannot be reported
+    // anywhere.
     let _ = std::io::stderr().write_all(format!("{name}{message}\n").as_bytes());
 }
 
@@ -138,16 +145,17 @@ pub(crate) fn announce_lacking(name: &str, able: Able) {
     }
 }
 
-/// The body of a test of this name: creates a harness and panics if one of the properties does not hold for it on limits of one
-/// of the scopes. If the store lacks what all of them need, the function reports on standard error that the test is skipped, and
-/// why.
+/// The body of a test of this name: creates a harness and panics if one of the properties does not
+/// hold for it on limits of one of the scopes. If the store lacks what all of them need, the
+/// function reports on standard error that the test is skipped, and why.
 ///
-/// The seeds of failing cases are kept in the file `regressions` and tried first from then on. The harness, or
-/// `PROPTEST_CASES` in the environment, sets the number of new cases.
+/// The seeds of failing cases are kept in the file `regressions` and tried first from then on. The
+/// harness, or `PROPTEST_CASES` in the environment, sets the number of new cases.
 ///
 /// # Panics
-/// If a property does not hold, if the store does not answer a request within a minute, or if the test takes ten. Once
-/// one test has ended so, the others of the process end after two seconds without an answer.
+/// If a property does not hold, if the store does not answer a request within a minute, or if the
+/// test takes ten. Once one test has ended so, the others of the process end after two seconds
+/// without an answer.
 pub fn test<H: Harness + 'static>(
     properties: &'static [Property],
     scopes: &[Scope],
@@ -180,8 +188,8 @@ pub fn test<H: Harness + 'static>(
 
 /// The body of a regression test made from a [`Failure`]: tries a property on a case given as text.
 ///
-/// The text has the form that a failure shows: one line per limit, in the words of its policy, and one line per
-/// request. A limit that is named again is changed from there on.
+/// The text has the form that a failure shows: one line per limit, in the words of its policy, and
+/// one line per request. A limit that is named again is changed from there on.
 ///
 /// ```
 /// # use std::time::Duration;
@@ -247,7 +255,8 @@ fn try_on_any_algorithm(
         .run_on_any_algorithm(scope, cases)
 }
 
-/// Tries a property of a store that keeps limits of any algorithm, on cases that the runner generates.
+/// Tries a property of a store that keeps limits of any algorithm, on cases that the runner
+/// generates.
 pub(crate) fn try_on<T: AlgorithmHarness, H: Harness<T::Algorithm>>(
     harness: &H,
     property: Property,
@@ -283,7 +292,8 @@ fn pairs(scope: Scope, able: Able) -> Vec<[Scope; 2]> {
     let singles = singles.filter(|single| Property::Agrees.lacks(*single, able).is_none());
     let (attempts, admissions): (Vec<_>, Vec<_>) =
         singles.partition(|single| matches!(single, Scope::Attempts(_)));
-    // One attempt-counting limit beside those that count admissions; all of them where there are none.
+    // One attempt-counting limit beside those that count admissions; all of them where there are
+    // none.
     let most = if admissions.is_empty() { attempts.len() } else { 1 };
     let all: Vec<_> = admissions.into_iter().chain(attempts.into_iter().take(most)).collect();
     all.windows(2).map(|pair| [pair[0], pair[1]]).collect()

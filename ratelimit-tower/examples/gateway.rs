@@ -1,8 +1,10 @@
 //! A gateway to a language model: each caller has a budget of input, of output and of requests.
 //!
 //! - The input is counted when the request arrives, and an estimate of the output is reserved.
-//! - A stream that is longer than its estimate grows the reservation before it goes on, and stops where the budget ends.
-//! - When the stream ends, or when the client goes away, the request costs the tokens that were sent.
+//! - A stream that is longer than its estimate grows the reservation before it goes on, and stops
+//!   where the budget ends.
+//! - When the stream ends, or when the client goes away, the request costs the tokens that were
+//!   sent.
 //!
 //! `cargo run -p ratelimit-tower --example gateway --features axum`, then
 //! `curl -N -H 'x-input-tokens: 12' 'http://127.0.0.1:3000/complete?tokens=600'`

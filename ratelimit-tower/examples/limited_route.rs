@@ -1,6 +1,7 @@
 //! The smallest limited route: ten requests per second and address, after a burst of twenty.
 //!
-//! `cargo run -p ratelimit-tower --example limited_route --features axum`, then `curl -i http://127.0.0.1:3000/`
+//! `cargo run -p ratelimit-tower --example limited_route --features axum`, then `curl -i
+//! http://127.0.0.1:3000/`
 
 use std::net::SocketAddr;
 

@@ -1,4 +1,5 @@
-//! A client that stays inside the limit of someone else's API: it waits before it sends, and obeys a denial.
+//! A client that stays inside the limit of someone else's API: it waits before it sends, and obeys
+//! a denial.
 //!
 //! `cargo run -p ratelimit-tower --example polite_client --features axum`
 
@@ -47,8 +48,9 @@ async fn send(api: SocketAddr) -> io::Result<Answer> {
     client.send_request(request.map_err(io::Error::other)?).await.map_err(io::Error::other)
 }
 
-/// A client that sends a request when its own limit allows it, and never before the time that the API has asked for. Its limit is a
-/// little less than the API's, because requests may travel at different speeds.
+/// A client that sends a request when its own limit allows it, and never before the time that the
+/// API has asked for. Its limit is a little less than the API's, because requests may travel at
+/// different speeds.
 fn polite()
 -> Result<impl Service<SocketAddr, Response = Answer, Error = Failure> + Clone, ConfigError> {
     let limits = Limits::builder().limit("api", Gcra::per_second(45).burst(4)).build()?;
@@ -59,7 +61,8 @@ fn polite()
     Ok(layer.layer(service_fn(send)))
 }
 
-/// Sends a request, and once more if the API denies it all the same: the client waits before it does.
+/// Sends a request, and once more if the API denies it all the same: the client waits before it
+/// does.
 async fn answered<C>(client: &C, api: SocketAddr) -> Result<Answer, C::Error>
 where
     C: Service<SocketAddr, Response = Answer> + Clone,

@@ -17,15 +17,17 @@ use crate::log::LogLines;
 mod forwarded;
 mod text;
 
-/// The address of the other end of the connection, as an extension of the request. A server over hyper inserts it; with
-/// axum, `into_make_service_with_connect_info::<SocketAddr>()` inserts its own `ConnectInfo`, which is read too.
+/// The address of the other end of the connection, as an extension of the request. A server over
+/// hyper inserts it; with axum, `into_make_service_with_connect_info::<SocketAddr>()` inserts its
+/// own `ConnectInfo`, which is read too.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PeerAddress(pub SocketAddr);
 
 /// The header in which the proxies of a service write the addresses that they have seen.
 ///
-/// A service names the one header that its own proxies write. Reading whichever is there would let a client choose: a proxy
-/// that writes `X-Forwarded-For` passes a client's `Forwarded` on as it came.
+/// A service names the one header that its own proxies write. Reading whichever is there would let
+/// a client choose: a proxy that writes `X-Forwarded-For` passes a client's `Forwarded` on as it
+/// came.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ProxyHeader {
@@ -33,7 +35,8 @@ pub enum ProxyHeader {
     Forwarded,
     /// `X-Forwarded-For`. Each proxy appends an address.
     XForwardedFor,
-    /// A header that the proxy sets to one address, and replaces if a client sends it, such as `CF-Connecting-IP`.
+    /// A header that the proxy sets to one address, and replaces if a client sends it, such as
+    /// `CF-Connecting-IP`.
     Single(HeaderName),
 }
 
@@ -52,19 +55,21 @@ pub enum ProxyHeader {
 ///
 /// # Trusted proxies
 ///
-/// If the peer is a trusted proxy, the list in the header is read from the right: addresses of trusted proxies are skipped, and
-/// the first other address is the client. Entries to its left can be written by the client, and never count.
+/// If the peer is a trusted proxy, the list in the header is read from the right: addresses of
+/// trusted proxies are skipped, and the first other address is the client. Entries to its left can
+/// be written by the client, and never count.
 ///
-/// Where a trusted proxy reports something other than an address (`unknown`, `_hidden`, an error) or nothing at all, the client
-/// is known by the address of that proxy. Such clients share one limit; none is unlimited. A warning with the address is
-/// logged once per minute.
+/// Where a trusted proxy reports something other than an address (`unknown`, `_hidden`, an error)
+/// or nothing at all, the client is known by the address of that proxy. Such clients share one
+/// limit; none is unlimited. A warning with the address is logged once per minute.
 ///
 /// # IPv6
 ///
-/// A subscriber owns at least a /64 and can send from each of its addresses, so the network identifies the client.
-/// [`ipv6_prefix`](Self::ipv6_prefix) sets another length, such as 56 or 48. IPv4 addresses that are mapped into IPv6
-/// (`::ffff:192.0.2.7`), or translated to it (`64:ff9b::192.0.2.7`, RFC 6052), are the IPv4 address. A link-local address
-/// (`fe80::/10`) is an identifier by itself, since all hosts of a link share its network; zone ids are dropped.
+/// A subscriber owns at least a /64 and can send from each of its addresses, so the network
+/// identifies the client. [`ipv6_prefix`](Self::ipv6_prefix) sets another length, such as 56 or 48.
+/// IPv4 addresses that are mapped into IPv6 (`::ffff:192.0.2.7`), or translated to it
+/// (`64:ff9b::192.0.2.7`, RFC 6052), are the IPv4 address. A link-local address (`fe80::/10`) is an
+/// identifier by itself, since all hosts of a link share its network; zone ids are dropped.
 #[derive(Clone)]
 #[derive_where(Debug)]
 pub struct ClientAddress {
@@ -96,7 +101,8 @@ impl ClientAddress {
         }
     }
 
-    /// The address that these trusted proxies report in this header. Each is a network (`10.0.0.0/8`) or an address.
+    /// The address that these trusted proxies report in this header. Each is a network
+    /// (`10.0.0.0/8`) or an address.
     ///
     /// # Errors
     /// A text that is neither; no proxy at all.
@@ -128,9 +134,11 @@ impl ClientAddress {
         Ok(self)
     }
 
-    /// The same, with the peer's address taken from this extension of the request, which the server inserts.
+    /// The same, with the peer's address taken from this extension of the request, which the server
+    /// inserts.
     ///
-    /// With tonic: `ClientAddress::peer().from_extension(|info: &TcpConnectInfo| info.remote_addr())`.
+    /// With tonic: `ClientAddress::peer().from_extension(|info: &TcpConnectInfo|
+    /// info.remote_addr())`.
     #[must_use]
     pub fn from_extension<T, F>(mut self, address: F) -> Self
     where
@@ -141,7 +149,8 @@ impl ClientAddress {
         self
     }
 
-    /// The address of the client of a request that came from this peer with these headers. It has no prefix applied yet.
+    /// The address of the client of a request that came from this peer with these headers. It has
+    /// no prefix applied yet.
     ///
     /// ```
     /// use http::HeaderMap;
@@ -164,7 +173,8 @@ impl ClientAddress {
         }
     }
 
-    /// The address that this proxy reports: the first that is no trusted proxy, or the last one before what cannot be read.
+    /// The address that this proxy reports: the first that is no trusted proxy, or the last one
+    /// before what cannot be read.
     fn reported(&self, peer: IpAddr, header: &ProxyHeader, headers: &HeaderMap) -> IpAddr {
         let (name, address): (&HeaderName, AddressOf) = match header {
             ProxyHeader::Forwarded => (&FORWARDED, forwarded::address_of_forwarded),
@@ -220,7 +230,8 @@ impl Identify for ClientAddress {
             )));
         };
         Identification::Now(Ok(Some(match (peer, &self.header) {
-            // Most clients. The general way copies the address byte by byte, and stalls when it is read whole.
+            // Most clients. The general way copies the address byte by byte, and stalls when it is
+            // read whole.
             (IpAddr::V4(ip), None) => text::of_ipv4(ip),
             _ => match self.resolve(peer, &request.headers) {
                 IpAddr::V4(ip) => text::of_ipv4(ip),
@@ -237,8 +248,8 @@ impl Identify for ClientAddress {
 
 static X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
 
-/// The IPv4 address that an IPv6 address stands for: mapped (`::ffff:0:0/96`), or translated (`64:ff9b::/96`, RFC 6052). Any
-/// other address as it is.
+/// The IPv4 address that an IPv6 address stands for: mapped (`::ffff:0:0/96`), or translated
+/// (`64:ff9b::/96`, RFC 6052). Any other address as it is.
 fn canonical(address: IpAddr) -> IpAddr {
     match address {
         IpAddr::V6(ipv6) => in_ipv6(ipv6).map_or(address, IpAddr::V4),

@@ -40,7 +40,8 @@ impl Sources {
         values.get(position)?.as_ref().map(|value| value.as_str().into())
     }
 
-    /// Asks all sources. Where some have to be waited for, first to last, all values are those of the future.
+    /// Asks all sources. Where some have to be waited for, first to last, all values are those of
+    /// the future.
     #[inline]
     pub(crate) fn identify(
         &self,

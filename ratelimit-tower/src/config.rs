@@ -53,7 +53,8 @@ pub(crate) enum Cost {
     ByRequest(Arc<dyn Fn(&Parts) -> LimitCosts + Send + Sync>),
 }
 
-/// Has new limits checked before they are taken, and checks those in force: against these sources, and whether the layer reserves.
+/// Has new limits checked before they are taken, and checks those in force: against these sources,
+/// and whether the layer reserves.
 pub(crate) type Require = dyn Fn(&Sources, bool) -> Result<(), ConfigError> + Send + Sync;
 
 #[derive_where(Clone)]
@@ -74,8 +75,9 @@ pub(crate) struct Config<S, A> {
     pub(crate) hold_time: Arc<HoldTime>,
 }
 
-/// For how long requests hold their places: a running mean in microseconds, to which each adds an eighth of its difference, as TCP
-/// measures its round trips (Jacobson, "Congestion Avoidance and Control", 1988). 0 until a request has ended.
+/// For how long requests hold their places: a running mean in microseconds, to which each adds an
+/// eighth of its difference, as TCP measures its round trips (Jacobson, "Congestion Avoidance and
+/// Control", 1988). 0 until a request has ended.
 #[derive(Default)]
 pub(crate) struct HoldTime(AtomicU64);
 
@@ -119,8 +121,8 @@ impl<S, A: Quota> Config<S, A> {
         require.map_or(Ok(()), |require| require(&self.sources, self.reserves))
     }
 
-    /// What a limit wants and no source has: the limit would never apply, and nothing would show it. A shadow limit refuses
-    /// nothing; the log reports it once.
+    /// What a limit wants and no source has: the limit would never apply, and nothing would show
+    /// it. A shadow limit refuses nothing; the log reports it once.
     pub(crate) fn lacks(&self, limiter: &RateLimiter<S, A>) -> Option<ConfigError> {
         let names = self.sources.names();
         limiter.limits().iter().find_map(|limit| {

@@ -3,11 +3,11 @@
 use http::Extensions;
 use ratelimit_core::{Algorithm, Decision, NamedDecisions};
 
-/// The decisions of the limits about an admitted request: an extension of each request behind a layer that
-/// [tells its handlers](crate::RateLimitLayer::tell_handlers).
+/// The decisions of the limits about an admitted request: an extension of each request behind a
+/// layer that [tells its handlers](crate::RateLimitLayer::tell_handlers).
 ///
-/// Layers inside each other add to it, the outer one first. It is empty where no limit has decided. It has the limits' own names, and
-/// those that clients do not see, without shadow limits.
+/// Layers inside each other add to it, the outer one first. It is empty where no limit has decided.
+/// It has the limits' own names, and those that clients do not see, without shadow limits.
 ///
 /// ```
 /// use axum::Extension;

@@ -7,7 +7,8 @@ use http::header::{HeaderName, HeaderValue, RETRY_AFTER};
 use http::{HeaderMap, Response};
 use ratelimit_core::{Clock, ConfigError, Gcra, Limit, SystemClock};
 
-/// The names of the fields about a limit, what remains of it and its reset: the words are between this and that.
+/// The names of the fields about a limit, what remains of it and its reset: the words are between
+/// this and that.
 macro_rules! three_fields {
     ($before:literal, $after:literal) => {
         [
@@ -29,7 +30,8 @@ use crate::rejection::LimitDenial;
 pub(crate) use entry::{FieldEntry, PolicyField};
 pub use models::ModelFields;
 
-/// The largest integer of a structured field (RFC 9651: 15 digits). Larger values are written as this one.
+/// The largest integer of a structured field (RFC 9651: 15 digits). Larger values are written as
+/// this one.
 const MAX_FIELD_INTEGER: u64 = 999_999_999_999_999;
 
 /// The unit of a limit, for the `RateLimit-Policy` field.
@@ -43,7 +45,8 @@ pub enum Unit {
     ContentBytes,
     /// `concurrent-requests`: requests at the same time. A limit of this unit has no window.
     ConcurrentRequests,
-    /// Another unit, such as `tokens`. The draft defines no other; clients that do not know it ignore the limit.
+    /// Another unit, such as `tokens`. The draft defines no other; clients that do not know it
+    /// ignore the limit.
     Other(Box<str>),
 }
 
@@ -68,26 +71,28 @@ pub enum XRateLimit {
     Seconds,
     /// As a Unix time in seconds, by the clock of this machine.
     UnixTime,
-    /// In seconds, and without the `X-`: `RateLimit-Limit`, `RateLimit-Remaining` and `RateLimit-Reset` of drafts up to -06.
+    /// In seconds, and without the `X-`: `RateLimit-Limit`, `RateLimit-Remaining` and
+    /// `RateLimit-Reset` of drafts up to -06.
     Unprefixed,
 }
 
 /// The wait in a response that a limit of [`Concurrency`](ratelimit_core::Concurrency) denies.
 ///
-/// A place is free as soon as another request ends, which no limit knows. The limit itself knows only when the first lease ends, such
-/// as 30 s later. A client that honours it would wait far too long.
+/// A place is free as soon as another request ends, which no limit knows. The limit itself knows
+/// only when the first lease ends, such as 30 s later. A client that honours it would wait far too
+/// long.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum BusyWait {
-    /// None: the client chooses when to retry; most clients double their waits. Such a denial has no `Retry-After`, unless
-    /// another limit denied as well.
+    /// None: the client chooses when to retry; most clients double their waits. Such a denial has
+    /// no `Retry-After`, unless another limit denied as well.
     #[default]
     Untold,
     /// This one.
     Hint(Duration),
-    /// By how long requests have held their places of late (a running mean, over all callers), divided by the places: when the next
-    /// one is free, if requests begin at any time. None until a request has ended. Only a layer that
-    /// reserves (`RateLimitLayer::reserve`) knows it.
+    /// By how long requests have held their places of late (a running mean, over all callers),
+    /// divided by the places: when the next one is free, if requests begin at any time. None until
+    /// a request has ended. Only a layer that reserves (`RateLimitLayer::reserve`) knows it.
     Estimated,
 }
 
@@ -102,8 +107,10 @@ struct Shown {
 
 /// Which header fields an answer has, and what they say of each limit.
 ///
-/// By default every answer has `RateLimit` and `RateLimit-Policy`, and every denial has `Retry-After` as well, unless the request
-/// can never be admitted, or lacks a place ([`BusyWait`]). All waits are rounded up to whole seconds, so that a client that honours them is admitted.
+/// By default every answer has `RateLimit` and `RateLimit-Policy`, and every denial has
+/// `Retry-After` as well, unless the request can never be admitted, or lacks a place
+/// ([`BusyWait`]). All waits are rounded up to whole seconds, so that a client that honours them is
+/// admitted.
 ///
 /// ```
 /// use ratelimit_tower::{Fields, Unit, XRateLimit};
@@ -137,8 +144,8 @@ impl Fields {
         self
     }
 
-    /// The same with `X-RateLimit-Limit`, `X-RateLimit-Remaining` and `X-RateLimit-Reset` of the limit with the least remaining,
-    /// or the same fields without `X-`.
+    /// The same with `X-RateLimit-Limit`, `X-RateLimit-Remaining` and `X-RateLimit-Reset` of the
+    /// limit with the least remaining, or the same fields without `X-`.
     pub const fn x_ratelimit(mut self, reset: XRateLimit) -> Self {
         self.x_ratelimit = Some(reset);
         self
@@ -156,28 +163,30 @@ impl Fields {
         self
     }
 
-    /// The same, with this wait where a limit of [`Concurrency`](ratelimit_core::Concurrency) denies.
+    /// The same, with this wait where a limit of [`Concurrency`](ratelimit_core::Concurrency)
+    /// denies.
     pub const fn busy_wait(mut self, busy_wait: BusyWait) -> Self {
         self.busy_wait = busy_wait;
         self
     }
 
-    /// The same, where a `Retry-After` is later by a random time of up to this if all of the quota is back at that moment, as at
-    /// the end of a window: not all denied clients return at once then. The waits of a bucket differ from client to client by themselves.
+    /// The same, where a `Retry-After` is later by a random time of up to this if all of the quota
+    /// is back at that moment, as at the end of a window: not all denied clients return at once
+    /// then. The waits of a bucket differ from client to client by themselves.
     pub const fn jitter(mut self, jitter: Duration) -> Self {
         self.jitter = jitter;
         self
     }
 
-    /// The same, where the limit of this name has this unit. Limits of [`Concurrency`](ratelimit_core::Concurrency) have theirs by
-    /// themselves.
+    /// The same, where the limit of this name has this unit. Limits of
+    /// [`Concurrency`](ratelimit_core::Concurrency) have theirs by themselves.
     pub fn unit(self, limit: &str, unit: Unit) -> Self {
         self.with(limit, |shown| shown.unit = Some(unit))
     }
 
-    /// The same, where clients do not see the limit of this name: no field describes it, and no problem names it. It denies as
-    /// before, with its `Retry-After`. The other fields of such a denial describe limits that have something left, so a client has
-    /// to go by `Retry-After`.
+    /// The same, where clients do not see the limit of this name: no field describes it, and no
+    /// problem names it. It denies as before, with its `Retry-After`. The other fields of such a
+    /// denial describe limits that have something left, so a client has to go by `Retry-After`.
     ///
     /// ```
     /// use ratelimit_tower::Fields;
@@ -199,8 +208,9 @@ impl Fields {
         Ok(self.with(limit, |shown| shown.name = Some(name.into())))
     }
 
-    /// The same, where a denial by the limit of this name means that the client behaves abnormally, such as a limit that counts
-    /// failed logins: the problem type is `abnormal-usage-detected` then, and not `quota-exceeded`.
+    /// The same, where a denial by the limit of this name means that the client behaves abnormally,
+    /// such as a limit that counts failed logins: the problem type is `abnormal-usage-detected`
+    /// then, and not `quota-exceeded`.
     pub fn abnormal_usage(self, limit: &str) -> Self {
         self.with(limit, |shown| shown.is_abnormal = true)
     }
@@ -238,10 +248,12 @@ impl Fields {
         if most_us == 0 { wait_us } else { wait_us.saturating_add(fastrand::u64(..=most_us)) }
     }
 
-    /// The same with a partition key (`pk`), which shows a client which of its requests share a quota.
+    /// The same with a partition key (`pk`), which shows a client which of its requests share a
+    /// quota.
     ///
-    /// It is the first 12 bytes of the keyed BLAKE3 hash, under this secret, of the limit's name and the identifiers. So a client cannot
-    /// see whose key it is, and all servers of a service with the secret send the same key.
+    /// It is the first 12 bytes of the keyed BLAKE3 hash, under this secret, of the limit's name
+    /// and the identifiers. So a client cannot see whose key it is, and all servers of a service
+    /// with the secret send the same key.
     #[cfg(feature = "partition-key")]
     pub const fn partition_key(mut self, secret: [u8; 32]) -> Self {
         self.partition_secret = Some(secret);
@@ -293,7 +305,8 @@ impl Fields {
     }
 }
 
-/// The fields of one answer, other than `Retry-After`. They are written when the store has decided, and added when there is a response.
+/// The fields of one answer, other than `Retry-After`. They are written when the store has decided,
+/// and added when there is a response.
 pub(crate) struct AnswerFields {
     lists: Option<[HeaderValue; 2]>,
     /// Most answers have none.
@@ -312,14 +325,16 @@ static UNPREFIXED: [HeaderName; 3] = three_fields!("ratelimit-", "");
 static PREFIXED: [HeaderName; 3] = three_fields!("x-ratelimit-", "");
 
 impl AnswerFields {
-    /// Adds the fields to an answer of the inner service, unless a layer in between denied the request: then the fields are its own.
+    /// Adds the fields to an answer of the inner service, unless a layer in between denied the
+    /// request: then the fields are its own.
     pub(crate) fn add_to<B>(self, response: &mut Response<B>) {
         if response.extensions().get::<LimitDenial>().is_none() {
             self.write_to(response.headers_mut());
         }
     }
 
-    /// Adds the fields. Those of an inner layer stay; of those that describe one limit, the ones with less remaining do.
+    /// Adds the fields. Those of an inner layer stay; of those that describe one limit, the ones
+    /// with less remaining do.
     pub(crate) fn write_to(self, headers: &mut HeaderMap) {
         // They are lists, and a list may have several lines.
         if let Some([policy, limit]) = self.lists {

@@ -1,8 +1,9 @@
 //! [`Gate`]: identifies the caller, finds the limits that apply, and prepares the response.
 //!
-//! A response future carries header fields, not a decision: counting references to the limiter, the sources and the
-//! configuration took longer than deciding. So [`Gate`] borrows what a decision needs. It checks the sources and writes
-//! `RateLimit-Policy` when the layer is built, and writes `RateLimit` when the store has decided.
+//! A response future carries header fields, not a decision: counting references to the limiter, the
+//! sources and the configuration took longer than deciding. So [`Gate`] borrows what a decision
+//! needs. It checks the sources and writes `RateLimit-Policy` when the layer is built, and writes
+//! `RateLimit` when the store has decided.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -34,8 +35,8 @@ pub(crate) struct Gate<S, A> {
     policies: Vec<Option<PolicyField>>,
 }
 
-/// Which limits are asked, at what costs, and what of the caller is waited for. The limiter is borrowed, unless it was chosen: counting
-/// references takes longer than the rest of an arrival.
+/// Which limits are asked, at what costs, and what of the caller is waited for. The limiter is
+/// borrowed, unless it was chosen: counting references takes longer than the rest of an arrival.
 pub(crate) type Asked<'g, S, A> = (Cow<'g, Arc<RateLimiter<S, A>>>, LimitCosts, Option<Later>);
 
 /// What an admitted request leaves for its handler, and for its answer.
@@ -44,8 +45,8 @@ pub(crate) struct Admitted {
     pub(crate) decisions: Option<Decisions>,
 }
 
-/// What is wrong with the service, on standard error, once per process where no subscriber of `tracing` hears it: clients get a
-/// 500 without the reason.
+/// What is wrong with the service, on standard error, once per process where no subscriber of
+/// `tracing` hears it: clients get a 500 without the reason.
 fn say_unheard(reason: &dyn fmt::Display) {
     static SAID: Once = Once::new();
     if !tracing::dispatcher::has_been_set() {
@@ -176,7 +177,8 @@ impl<S: Store<A>, A: Quota + 'static> Gate<S, A> {
         error: &S::Error,
     ) -> Result<Admitted, Box<Rejection>> {
         match (error.kind(), caller.lacking()) {
-            // The client did not send an identifier that it may lack, and without it no limit applies.
+            // The client did not send an identifier that it may lack, and without it no limit
+            // applies.
             (ErrorKind::Invalid, Some(lacking)) => {
                 let what = format!("the request lacks {lacking}, by which its rate limits count");
                 Err(self.unidentified(IdentifyError::missing(what)))
@@ -250,13 +252,13 @@ impl<S: Store<A>, A: Quota + 'static> Gate<S, A> {
         verdict: &Verdict,
     ) -> Box<Rejection> {
         let denied = || limiter.named(verdict).filter(|decided| !decided.allowed);
-        // During an outage a limit that closes has counted nothing that a field could tell. One of another choice still
-        // denies by a count of its own.
+        // During an outage a limit that closes has counted nothing that a field could tell. One of
+        // another choice still denies by a count of its own.
         let closes = verdict.source() == Source::Fallback
             && denied().any(|decided| decided.configured().outage() == Some(OnOutage::Closed));
         let fields = &self.config.fields;
-        // The longest of the waits; none if that is never, or not known. A limit that counts attempts may have let this one pass,
-        // and be full of it.
+        // The longest of the waits; none if that is never, or not known. A limit that counts
+        // attempts may have let this one pass, and be full of it.
         let longest_us = limiter.named(verdict).try_fold(None, |longest_us, decided| {
             let wait_us = Some(decided.retry_after_us?);
             let limit = decided.configured();

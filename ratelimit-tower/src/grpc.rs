@@ -6,9 +6,10 @@ use tonic_types::{ErrorDetails, StatusExt};
 
 use crate::rejection::{Answer, Reason, Rejection};
 
-/// Answers with a gRPC status, for tonic: `RESOURCE_EXHAUSTED` with a `google.rpc.RetryInfo` in `grpc-status-details-bin` where
-/// a limit denied, `UNAVAILABLE` in an outage, `PERMISSION_DENIED` for a refusal with 402 or 403, `UNAUTHENTICATED` or
-/// `INVALID_ARGUMENT` where the client sent no identifier, and `INTERNAL` where the service is at fault.
+/// Answers with a gRPC status, for tonic: `RESOURCE_EXHAUSTED` with a `google.rpc.RetryInfo` in
+/// `grpc-status-details-bin` where a limit denied, `UNAVAILABLE` in an outage, `PERMISSION_DENIED`
+/// for a refusal with 402 or 403, `UNAUTHENTICATED` or `INVALID_ARGUMENT` where the client sent no
+/// identifier, and `INTERNAL` where the service is at fault.
 ///
 /// The HTTP status is 200, as gRPC demands, and the body is empty.
 #[derive(Clone, Copy, Debug, Default)]

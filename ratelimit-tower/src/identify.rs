@@ -1,7 +1,8 @@
 //! [`Identify`]: where the identifiers of a request come from.
 //!
-//! A limit whose identifiers are absent does not apply. That is right for an optional identifier and wrong for a misspelt one,
-//! so the layer compares the names, and refuses with 500 if no source provides an identifier.
+//! A limit whose identifiers are absent does not apply. That is right for an optional identifier
+//! and wrong for a misspelt one, so the layer compares the names, and refuses with 500 if no source
+//! provides an identifier.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -18,7 +19,8 @@ use crate::BoxFuture;
 #[cfg(feature = "axum")]
 pub(crate) mod axum;
 
-/// The value of one identifier, such as an address or a user's name. A short one is kept without an allocation.
+/// The value of one identifier, such as an address or a user's name. A short one is kept without an
+/// allocation.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Identifier(CompactString);
 
@@ -48,12 +50,13 @@ impl From<String> for Identifier {
     }
 }
 
-/// Why a request has no identifier, or is refused otherwise before a limit decides. It is never unlimited.
+/// Why a request has no identifier, or is refused otherwise before a limit decides. It is never
+/// unlimited.
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum IdentifyError {
-    /// The service is at fault: an extension is missing, or a look-up failed. The answer is 500, and the reason is logged;
-    /// clients do not see it.
+    /// The service is at fault: an extension is missing, or a look-up failed. The answer is 500,
+    /// and the reason is logged; clients do not see it.
     #[error("{0}")]
     NotWired(Cow<'static, str>),
     /// The client did not send what identifies it.
@@ -64,7 +67,8 @@ pub enum IdentifyError {
         /// The `WWW-Authenticate` field of a 401. Without one, the answer is 400.
         challenge: Option<HeaderValue>,
     },
-    /// The client is known, and its request is refused: a customer has not paid (402), or is blocked (403).
+    /// The client is known, and its request is refused: a customer has not paid (402), or is
+    /// blocked (403).
     #[error("{what}")]
     Refused {
         /// Why, for the client.
@@ -101,8 +105,8 @@ impl IdentifyError {
     }
 }
 
-/// An identifier, or why there is none. `None` means that the request has none and needs none: limits that count by it do not
-/// apply, and a request to which no limit applies is refused.
+/// An identifier, or why there is none. `None` means that the request has none and needs none:
+/// limits that count by it do not apply, and a request to which no limit applies is refused.
 pub type Identified = Result<Option<Identifier>, IdentifyError>;
 
 /// What [`Identify::identify`] returns.
@@ -143,8 +147,8 @@ impl<F: Fn(&mut Parts) -> Identification + Send + Sync + 'static> Identify for F
 
 /// Identifies by a header. A request without it is answered with 400, or 401 in [`unauthorized`].
 ///
-/// A value that is no text (bytes beyond visible ASCII) counts as missing. If the client sends the header several times, the first
-/// value counts.
+/// A value that is no text (bytes beyond visible ASCII) counts as missing. If the client sends the
+/// header several times, the first value counts.
 #[must_use]
 pub fn header(name: HeaderName) -> impl Identify + Clone {
     move |request: &mut Parts| {
@@ -155,10 +159,12 @@ pub fn header(name: HeaderName) -> impl Identify + Clone {
     }
 }
 
-/// Identifies by an extension of the request that an earlier layer inserted, such as the user that authentication found.
+/// Identifies by an extension of the request that an earlier layer inserted, such as the user that
+/// authentication found.
 ///
-/// A request without the extension is answered with 500, because the layer that inserts it does not run before. If the layer lets
-/// anonymous requests pass, it inserts a value that says so, and the function returns `None`.
+/// A request without the extension is answered with 500, because the layer that inserts it does not
+/// run before. If the layer lets anonymous requests pass, it inserts a value that says so, and the
+/// function returns `None`.
 ///
 /// ```
 /// use ratelimit_tower::extension;
@@ -185,8 +191,8 @@ where
 
 /// Identifies by the method: `GET`, `POST`.
 ///
-/// All methods beyond those of RFC 9110 and `PATCH` are one identifier, `*`: a client that invents methods gets no limit of its own
-/// for each.
+/// All methods beyond those of RFC 9110 and `PATCH` are one identifier, `*`: a client that invents
+/// methods gets no limit of its own for each.
 #[must_use]
 pub fn method() -> impl Identify {
     const REGISTERED: [&str; 9] =
@@ -206,7 +212,8 @@ where
     move |request: &mut Parts| Identification::Now(identify(request))
 }
 
-/// Identifies by what this function waits for, such as a look-up in a database. The future owns what it needs of the request.
+/// Identifies by what this function waits for, such as a look-up in a database. The future owns
+/// what it needs of the request.
 ///
 /// ```
 /// use ratelimit_tower::{IdentifyError, from_async_fn};
@@ -232,14 +239,16 @@ where
     move |request: &mut Parts| Identification::Later(Box::pin(identify(request)))
 }
 
-/// The same source, for requests that may lack it: where the client did not send it, limits that count by it do not apply.
-/// Another limit must apply then. A source that is not wired stays an error.
+/// The same source, for requests that may lack it: where the client did not send it, limits that
+/// count by it do not apply. Another limit must apply then. A source that is not wired stays an
+/// error.
 #[must_use]
 pub fn optional(source: impl Identify) -> impl Identify {
     where_missing(source, |_| Ok(None))
 }
 
-/// The same source; a request that lacks it is answered with 401 and this challenge, such as `Bearer`.
+/// The same source; a request that lacks it is answered with 401 and this challenge, such as
+/// `Bearer`.
 #[must_use]
 pub fn unauthorized(source: impl Identify, challenge: HeaderValue) -> impl Identify {
     where_missing(source, move |what| {

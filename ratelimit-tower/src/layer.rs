@@ -20,8 +20,9 @@ use crate::service::{RateLimitService, Shared};
 
 /// Limits requests before they reach a service.
 ///
-/// The layer charges each request when it arrives. A request that fits goes on, and its response gets the fields that describe the
-/// limits; any other is answered by the layer. The body's type is that of the inner service.
+/// The layer charges each request when it arrives. A request that fits goes on, and its response
+/// gets the fields that describe the limits; any other is answered by the layer. The body's type is
+/// that of the inner service.
 ///
 /// ```
 /// use ratelimit_core::{Gcra, Limits, RateLimiter};
@@ -37,15 +38,16 @@ use crate::service::{RateLimitService, Shared};
 ///
 /// # Never unlimited
 ///
-/// A request without an identifier is refused: with 500 and a line in the log if the service is at fault, with 400 or 401 if the client
-/// did not send it. So is a request to which no limit applies, and one that the store cannot decide, unless
-/// [`on_store_error`](Self::on_store_error) admits it. A limit whose identifier no source provides is an error of every request,
-/// which [`checked`](Self::checked) finds when the service starts.
+/// A request without an identifier is refused: with 500 and a line in the log if the service is at
+/// fault, with 400 or 401 if the client did not send it. So is a request to which no limit applies,
+/// and one that the store cannot decide, unless [`on_store_error`](Self::on_store_error) admits it.
+/// A limit whose identifier no source provides is an error of every request, which
+/// [`checked`](Self::checked) finds when the service starts.
 ///
 /// # Sharing
 ///
-/// Clones of the layer and of its services share the limiter. Two layers that are built from limiters with the same store and the
-/// same limits share states as well.
+/// Clones of the layer and of its services share the limiter. Two layers that are built from
+/// limiters with the same store and the same limits share states as well.
 #[derive_where(Clone; R, M)]
 #[derive_where(Debug; M)]
 pub struct RateLimitLayer<S, A = AnyAlgorithm, R = ProblemJson, M = Awaited> {
@@ -63,8 +65,8 @@ impl<S: Store<A>, A: Quota + 'static> RateLimitLayer<S, A> {
         Self::with(Limiters::One(limiter.into()))
     }
 
-    /// A layer that chooses the limits of each request, such as by its route, its method, or the plan of a customer that an earlier
-    /// layer left in the extensions.
+    /// A layer that chooses the limits of each request, such as by its route, its method, or the
+    /// plan of a customer that an earlier layer left in the extensions.
     ///
     /// ```
     /// use std::sync::Arc;
@@ -104,11 +106,11 @@ where
     S: Store<A> + 'static,
     A: Quota + Clone + PartialEq + 'static,
 {
-    /// A layer whose limits are replaced while it is in use: those of a [`Reload`](ratelimit_layers::Reload), or a
-    /// [part](ratelimit_layers::Reload::part) of them.
+    /// A layer whose limits are replaced while it is in use: those of a
+    /// [`Reload`](ratelimit_layers::Reload), or a [part](ratelimit_layers::Reload::part) of them.
     ///
-    /// From the time when the layer is [checked](Self::checked) or put before a service, a policy that `checked` would refuse is refused,
-    /// and the one in force stays.
+    /// From the time when the layer is [checked](Self::checked) or put before a service, a policy
+    /// that `checked` would refuse is refused, and the one in force stays.
     ///
     /// ```
     /// # use ratelimit_core::*;
@@ -133,8 +135,8 @@ where
 }
 
 impl<S: Store<A>, A: Quota + 'static, R, M> RateLimitLayer<S, A, R, M> {
-    /// The same layer, which finds the identifier of this name by this source. A limit names the identifiers that it counts by:
-    /// `Limit::by(["ip"])`.
+    /// The same layer, which finds the identifier of this name by this source. A limit names the
+    /// identifiers that it counts by: `Limit::by(["ip"])`.
     #[must_use]
     pub fn by(mut self, identifier: &str, source: impl Identify) -> Self {
         self.config.sources = self.config.sources.with(Some(identifier), source);
@@ -155,8 +157,9 @@ impl<S: Store<A>, A: Quota + 'static, R, M> RateLimitLayer<S, A, R, M> {
         self
     }
 
-    /// The same layer, with what this function returns for each request: a cost, or [costs](LimitCosts) of several limits. A cost of a
-    /// limit that the layer lacks is an error of the request, so a layer that [reloads](Self::reloading) names these limits in its part.
+    /// The same layer, with what this function returns for each request: a cost, or
+    /// [costs](LimitCosts) of several limits. A cost of a limit that the layer lacks is an error of
+    /// the request, so a layer that [reloads](Self::reloading) names these limits in its part.
     #[must_use]
     pub fn cost_of<K: Into<LimitCosts>>(
         mut self,
@@ -173,23 +176,24 @@ impl<S: Store<A>, A: Quota + 'static, R, M> RateLimitLayer<S, A, R, M> {
         self
     }
 
-    /// The same layer, whose requests have [`Decisions`](crate::Decisions) as an extension: what each limit decided, for their
-    /// handlers. It takes an allocation, and is off by default.
+    /// The same layer, whose requests have [`Decisions`](crate::Decisions) as an extension: what
+    /// each limit decided, for their handlers. It takes an allocation, and is off by default.
     #[must_use]
     pub const fn tell_handlers(mut self) -> Self {
         self.config.tells_handlers = true;
         self
     }
 
-    /// The same layer, with this answer to requests that the store cannot decide. By default they are refused with 503.
+    /// The same layer, with this answer to requests that the store cannot decide. By default they
+    /// are refused with 503.
     #[must_use]
     pub const fn on_store_error(mut self, on_store_error: OnStoreError) -> Self {
         self.config.on_store_error = on_store_error;
         self
     }
 
-    /// The same layer, which answers rejected requests so: [`ProblemJson`] by default, [`Grpc`](crate::Grpc), or a function. See
-    /// [`Answer`](crate::Answer).
+    /// The same layer, which answers rejected requests so: [`ProblemJson`] by default,
+    /// [`Grpc`](crate::Grpc), or a function. See [`Answer`](crate::Answer).
     #[must_use]
     pub fn answer<R2>(self, answer: R2) -> RateLimitLayer<S, A, R2, M> {
         RateLimitLayer { config: self.config, answer, mode: self.mode }
@@ -209,14 +213,17 @@ impl<S: Store<A>, A: Quota + 'static, R, M> RateLimitLayer<S, A, R, M> {
         RateLimitLayer { config, answer: self.answer, mode }
     }
 
-    /// Checks that every limit's identifiers have a source, and that its algorithm [suits](ratelimit_core::Limit::check_reserving) a
-    /// layer that [reserves](Self::reserve), or one that does not. A layer without this check refuses all requests to limits that lack
-    /// a source or cannot be reserved.
+    /// Checks that every limit's identifiers have a source, and that its algorithm
+    /// [suits](ratelimit_core::Limit::check_reserving) a layer that [reserves](Self::reserve), or
+    /// one that does not. A layer without this check refuses all requests to limits that lack a
+    /// source or cannot be reserved.
     ///
-    /// Nothing is known of the limits among which a layer [chooses](Self::choosing): [`check`](Self::check) each of them.
+    /// Nothing is known of the limits among which a layer [chooses](Self::choosing):
+    /// [`check`](Self::check) each of them.
     ///
     /// # Errors
-    /// A limit that counts by an identifier without a source, or whose algorithm does not suit the layer.
+    /// A limit that counts by an identifier without a source, or whose algorithm does not suit the
+    /// layer.
     pub fn checked(self) -> Result<Self, ConfigError> {
         if let Limiters::One(limiter) = &self.config.limiters {
             self.check(limiter.limits())?;
@@ -225,11 +232,12 @@ impl<S: Store<A>, A: Quota + 'static, R, M> RateLimitLayer<S, A, R, M> {
         Ok(self)
     }
 
-    /// The same for each of these limits: limits among which the layer [chooses](Self::choosing), or
-    /// a new policy, by `Reload::validate`.
+    /// The same for each of these limits: limits among which the layer [chooses](Self::choosing),
+    /// or a new policy, by `Reload::validate`.
     ///
     /// # Errors
-    /// A limit that counts by an identifier without a source, or whose algorithm does not suit the layer.
+    /// A limit that counts by an identifier without a source, or whose algorithm does not suit the
+    /// layer.
     pub fn check(&self, limits: &Limits<A>) -> Result<(), ConfigError> {
         limits.iter().try_for_each(|limit| {
             limit.check_identifiers(&self.config.sources.names())?;

@@ -37,7 +37,8 @@
 //! # }
 //! ```
 //!
-//! `RedisStore::connect(url).await?` in place of `MemoryStore::new()` shares the limits with all other replicas.
+//! `RedisStore::connect(url).await?` in place of `MemoryStore::new()` shares the limits with all
+//! other replicas.
 //!
 //! # Callers, choices, fields and answers
 //!
@@ -82,9 +83,9 @@
 //! use ratelimit_tower::{Advice, Charge, ClientAddress, RateLimitLayer, Waiter};
 //!
 //! # async fn example(response: http::Response<String>) -> Result<(), Box<dyn std::error::Error>> {
-//! // 64 KiB are reserved when a request arrives, and the bytes of its response charged.
-//! let limits = Limits::builder().limit("bandwidth", Gcra::per_second(1_000_000)).by(["ip"]).build()?;
-//! let layer = RateLimitLayer::new(RateLimiter::new(limits, MemoryStore::new()))
+//! // 64 KiB are reserved when a request arrives, and the bytes of its response charged. let limits
+//! = Limits::builder().limit("bandwidth", Gcra::per_second(1_000_000)).by(["ip"]).build()?; let
+//! layer = RateLimitLayer::new(RateLimiter::new(limits, MemoryStore::new()))
 //!     .by("ip", ClientAddress::peer())
 //!     .cost(64 * 1024)
 //!     .reserve(Charge::body_bytes());
@@ -101,14 +102,17 @@
 //! # }
 //! ```
 //!
-//! For clients of tonic, `.answer(Grpc)` rejects with a gRPC status and a `RetryInfo`: see [`Grpc`].
+//! For clients of tonic, `.answer(Grpc)` rejects with a gRPC status and a `RetryInfo`: see
+//! [`Grpc`].
 //!
 //! # Contract
 //!
 //! - No mistake makes a request unlimited: see [`RateLimitLayer`].
-//! - `Retry-After` is rounded up, so a client that honours it is admitted. A [`BusyWait`] is an estimate.
+//! - `Retry-After` is rounded up, so a client that honours it is admitted. A [`BusyWait`] is an
+//!   estimate.
 //! - The layer calls the inner service that it polled ready.
-//! - If you drop a request's future before the store has decided, the request may be charged. A reservation is given back.
+//! - If you drop a request's future before the store has decided, the request may be charged. A
+//!   reservation is given back.
 //!
 //! # Features
 //!
@@ -175,7 +179,8 @@ pub use wait::{WaitError, WaitLayer, WaitService, WaitServiceError, Waiter};
 /// A future that is moved into another.
 type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 
-/// Takes the service that is ready, and leaves a clone in its place, which has to become ready first.
+/// Takes the service that is ready, and leaves a clone in its place, which has to become ready
+/// first.
 fn take_ready<S: Clone>(service: &mut S) -> S {
     let clone = service.clone();
     std::mem::replace(service, clone)

@@ -1,4 +1,5 @@
-//! [`Log`]: what a layer logs of requests, at most once per second for each limit, so that an attack does not fill the log.
+//! [`Log`]: what a layer logs of requests, at most once per second for each limit, so that an
+//! attack does not fill the log.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
@@ -7,7 +8,8 @@ use std::time::{Duration, Instant};
 /// The most names that have lines of their own; all others share one.
 const MOST_NAMES: usize = 1_024;
 
-/// Lines by the name of a limit. Each tells how many requests it stands for: its own, and those since the line before.
+/// Lines by the name of a limit. Each tells how many requests it stands for: its own, and those
+/// since the line before.
 #[derive(Default)]
 pub(crate) struct Log {
     pub(crate) shadow: LogLines,

@@ -1,8 +1,9 @@
-//! [`LayerMode`]: how the layer asks the store, and what an admitted request holds until it is answered.
+//! [`LayerMode`]: how the layer asks the store, and what an admitted request holds until it is
+//! answered.
 //!
-//! Modes are types. The future of a store cannot be named, so it is boxed; a [`SyncStore`] decides in `call`, and the
-//! response future then holds only the inner service's future. Settling with the body needs a wrapper around it, so only a
-//! layer that reserves changes the type of the body.
+//! Modes are types. The future of a store cannot be named, so it is boxed; a [`SyncStore`] decides
+//! in `call`, and the response future then holds only the inner service's future. Settling with the
+//! body needs a wrapper around it, so only a layer that reserves changes the type of the body.
 #![allow(private_bounds, private_interfaces, reason = "other crates use no more than the names")]
 
 use std::future::Future;
@@ -86,7 +87,8 @@ impl Grant for () {
 #[derive(Clone, Copy, Debug)]
 pub struct Awaited;
 
-/// The store decides without waiting: a [`SyncStore`]. No future is boxed, unless an identifier is waited for.
+/// The store decides without waiting: a [`SyncStore`]. No future is boxed, unless an identifier is
+/// waited for.
 #[derive(Clone, Copy, Debug)]
 pub struct Immediate;
 

@@ -33,7 +33,8 @@ impl Reason {
     }
 }
 
-/// An extension of an answer: limits denied the request. The fields of the answer are theirs alone, whatever layers are around.
+/// An extension of an answer: limits denied the request. The fields of the answer are theirs alone,
+/// whatever layers are around.
 #[derive(Clone, Copy)]
 pub(crate) struct LimitDenial;
 
@@ -45,15 +46,15 @@ pub struct Rejection {
     pub reason: Reason,
     /// The status of the answer.
     pub status: StatusCode,
-    /// The names of the limits that denied the request, or that could not be decided, as clients know them: without
-    /// [hidden](crate::Fields::hide) ones.
+    /// The names of the limits that denied the request, or that could not be decided, as clients
+    /// know them: without [hidden](crate::Fields::hide) ones.
     pub violated_policies: Vec<Box<str>>,
     /// How long until the same request is admitted. `None` if that is never, or not known.
     pub retry_after: Option<Duration>,
     /// Details for the client beside the reason, such as the header that it did not send.
     pub detail: Option<Cow<'static, str>>,
-    /// The fields that the layer adds to the answer, unless the answer has fields of these names: `Retry-After`, `RateLimit`,
-    /// `RateLimit-Policy`, `WWW-Authenticate`.
+    /// The fields that the layer adds to the answer, unless the answer has fields of these names:
+    /// `Retry-After`, `RateLimit`, `RateLimit-Policy`, `WWW-Authenticate`.
     pub headers: HeaderMap,
 }
 
@@ -91,7 +92,8 @@ impl Rejection {
 
 /// Makes the answer to a request that is not admitted.
 ///
-/// [`ProblemJson`] is the default and [`Grpc`](crate::Grpc) serves tonic. A function or closure is an answer, too:
+/// [`ProblemJson`] is the default and [`Grpc`](crate::Grpc) serves tonic. A function or closure is
+/// an answer, too:
 ///
 /// ```
 /// use http::Response;
@@ -119,7 +121,8 @@ impl<B, F: Fn(&Rejection) -> Response<B> + Send + Sync> Answer<B> for F {
     }
 }
 
-/// Answers with `application/problem+json` (RFC 9457) and the problem types of the `RateLimit` draft.
+/// Answers with `application/problem+json` (RFC 9457) and the problem types of the `RateLimit`
+/// draft.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct ProblemJson;
 

@@ -22,11 +22,12 @@ pub use body::SettledBody;
 pub use estimate::CostEstimates;
 pub use hold::{Held, Hold};
 
-/// The mode of a layer that reserves the cost of a request when it arrives, and settles it at the real cost of the response.
+/// The mode of a layer that reserves the cost of a request when it arrives, and settles it at the
+/// real cost of the response.
 ///
-/// [`RateLimitLayer::reserve`] makes such a layer of one whose cost is the estimate. A request is admitted if its estimate fits. The difference
-/// is given back, or charged down to nothing left, when the body of the response ends or is dropped, or when the client
-/// disconnects:
+/// [`RateLimitLayer::reserve`] makes such a layer of one whose cost is the estimate. A request is
+/// admitted if its estimate fits. The difference is given back, or charged down to nothing left,
+/// when the body of the response ends or is dropped, or when the client disconnects:
 ///
 /// | the request ends | it costs |
 /// |---|---|
@@ -35,22 +36,25 @@ pub use hold::{Held, Hold};
 /// | the handler panicked | as above |
 /// | the inner service failed | nothing, if a 500 is free |
 ///
-/// A limit of [`Concurrency`](ratelimit_core::Concurrency) holds as many places as the request costs, for that time:
-/// beside a budget, give it the cost 1, as by `LimitCosts::from(1).of("tokens", estimate)`. A [`Hold`] keeps it
-/// for longer, while an upgraded connection lives, such as a WebSocket's. Without one, the response 101 gives the place back.
+/// A limit of [`Concurrency`](ratelimit_core::Concurrency) holds as many places as the request
+/// costs, for that time: beside a budget, give it the cost 1, as by
+/// `LimitCosts::from(1).of("tokens", estimate)`. A [`Hold`] keeps it for longer, while an upgraded
+/// connection lives, such as a WebSocket's. Without one, the response 101 gives the place back.
 ///
 /// # Renewal
 ///
-/// What is reserved lives for an hour, and a place for its lease. The layer renews both at half of that time, for as long as the
-/// request is underway. A renewal that fails is an error of the store, as a failed settlement is, and is repeated three times before the
-/// end of the life. What has expired all the same is a warning in the log.
+/// What is reserved lives for an hour, and a place for its lease. The layer renews both at half of
+/// that time, for as long as the request is underway. A renewal that fails is an error of the
+/// store, as a failed settlement is, and is repeated three times before the end of the life. What
+/// has expired all the same is a warning in the log.
 ///
-/// A store that decides without waiting settles before the end of the body is reported, so that the next request finds the capacity. Any
-/// other settles after it: see [`settlements`](RateLimitLayer::settlements).
+/// A store that decides without waiting settles before the end of the body is reported, so that the
+/// next request finds the capacity. Any other settles after it: see
+/// [`settlements`](RateLimitLayer::settlements).
 ///
 /// The limits must be of algorithms that reserve: [`Gcra`](ratelimit_core::Gcra),
-/// [`FixedWindow`](ratelimit_core::FixedWindow), [`Concurrency`](ratelimit_core::Concurrency). Others are answered with 500. The service
-/// needs a tokio runtime, on which settlements run.
+/// [`FixedWindow`](ratelimit_core::FixedWindow), [`Concurrency`](ratelimit_core::Concurrency).
+/// Others are answered with 500. The service needs a tokio runtime, on which settlements run.
 ///
 /// ```
 /// # use ratelimit_core::*;
@@ -75,7 +79,8 @@ pub struct Reserving {
 }
 
 impl<S: Store<A>, A: Quota + 'static, R, M> RateLimitLayer<S, A, R, M> {
-    /// A layer that reserves this layer's cost when a request arrives, and settles it by the response. See [`Reserving`].
+    /// A layer that reserves this layer's cost when a request arrives, and settles it by the
+    /// response. See [`Reserving`].
     #[must_use]
     pub fn reserve(self, charge: Charge) -> RateLimitLayer<S, A, R, Reserving> {
         let settlements = Settlements(TaskTracker::new());
@@ -93,8 +98,8 @@ impl<S, A, R> RateLimitLayer<S, A, R, Reserving> {
     }
 }
 
-/// The reservations of a layer and its clones that are not settled yet: requests in flight, and settlements. See
-/// [`RateLimitLayer::settlements`].
+/// The reservations of a layer and its clones that are not settled yet: requests in flight, and
+/// settlements. See [`RateLimitLayer::settlements`].
 #[derive(Clone, Debug)]
 pub struct Settlements(TaskTracker);
 
@@ -111,7 +116,8 @@ impl Settlements {
         self.0.is_empty()
     }
 
-    /// Waits until there is none, in a test or at shutdown. It waits for open bodies too, so give it a time limit.
+    /// Waits until there is none, in a test or at shutdown. It waits for open bodies too, so give
+    /// it a time limit.
     pub async fn wait(&self) {
         self.0.wait().await;
     }
@@ -119,11 +125,13 @@ impl Settlements {
 
 /// What a response costs.
 ///
-/// The functions of [`free`](Self::free) and [`by_status`](Self::by_status) see the status of HTTP. gRPC answers 200 to everything,
-/// so for its responses they see what the `grpc-status` of the header or of the trailers stands for, as `google.rpc.Code` says: 404
-/// for `NOT_FOUND`, 429 for `RESOURCE_EXHAUSTED`, 500 for `INTERNAL`, 503 for `UNAVAILABLE`.
+/// The functions of [`free`](Self::free) and [`by_status`](Self::by_status) see the status of HTTP.
+/// gRPC answers 200 to everything, so for its responses they see what the `grpc-status` of the
+/// header or of the trailers stands for, as `google.rpc.Code` says: 404 for `NOT_FOUND`, 429 for
+/// `RESOURCE_EXHAUSTED`, 500 for `INTERNAL`, 503 for `UNAVAILABLE`.
 ///
-/// A handler's word goes before all other rules, except after [`unmetered`](Self::unmetered): see [`Meter`].
+/// A handler's word goes before all other rules, except after [`unmetered`](Self::unmetered): see
+/// [`Meter`].
 #[derive(Clone)]
 #[derive_where(Debug)]
 pub struct Charge {
@@ -164,22 +172,24 @@ impl Charge {
         Self::by(ChargedBy::Status(Arc::new(cost)))
     }
 
-    /// The same, and nothing where this function is true of the status, such as `|s| s == 304 || s.is_server_error()`.
+    /// The same, and nothing where this function is true of the status, such as `|s| s == 304 ||
+    /// s.is_server_error()`.
     #[must_use]
     pub fn free(mut self, free: impl Fn(StatusCode) -> bool + Send + Sync + 'static) -> Self {
         self.free = Some(Arc::new(free));
         self
     }
 
-    /// The same, whatever the handler's [`Meter`] counts, such as for a layer that counts bytes around one that counts tokens.
+    /// The same, whatever the handler's [`Meter`] counts, such as for a layer that counts bytes
+    /// around one that counts tokens.
     #[must_use]
     pub const fn unmetered(mut self) -> Self {
         self.unmetered = true;
         self
     }
 
-    /// What a request costs that the service answered with this status, or failed: `None` for the estimate. And whether the bytes of the
-    /// body add to that.
+    /// What a request costs that the service answered with this status, or failed: `None` for the
+    /// estimate. And whether the bytes of the body add to that.
     fn of(&self, status: StatusCode, failed: bool) -> (Option<u64>, bool) {
         match &self.by {
             _ if self.free.as_ref().is_some_and(|free| free(status)) => (Some(0), false),
@@ -190,11 +200,12 @@ impl Charge {
     }
 }
 
-/// The cost of a request as its handler counts it: an extension of each request that a layer that [reserves](Reserving) admits.
+/// The cost of a request as its handler counts it: an extension of each request that a layer that
+/// [reserves](Reserving) admits.
 ///
-/// Clones count together, so that a stream can count while it is sent. Once a cost is set, it overrides the
-/// [`Charge`] and the status. Layers inside each other share one meter; one that counts something else is
-/// [`unmetered`](Charge::unmetered).
+/// Clones count together, so that a stream can count while it is sent. Once a cost is set, it
+/// overrides the [`Charge`] and the status. Layers inside each other share one meter; one that
+/// counts something else is [`unmetered`](Charge::unmetered).
 ///
 /// ```
 /// use ratelimit_tower::Meter;
@@ -227,9 +238,10 @@ impl Meter {
         let _before = self.0.count.fetch_update(Ordering::AcqRel, Ordering::Acquire, added);
     }
 
-    /// Adds to the cost under the limit of this name, which is then set: for limits that count different things, such as input
-    /// and output. Another limit costs what [`set`](Self::set) and [`add`](Self::add) say, or else its estimate. A layer leaves
-    /// out what is not the name of one of its limits, because layers inside each other share the meter.
+    /// Adds to the cost under the limit of this name, which is then set: for limits that count
+    /// different things, such as input and output. Another limit costs what [`set`](Self::set) and
+    /// [`add`](Self::add) say, or else its estimate. A layer leaves out what is not the name of one
+    /// of its limits, because layers inside each other share the meter.
     pub fn add_of(&self, limit: &str, cost: u64) {
         let mut each = self.each();
         let sum = each.get(limit).saturating_add(cost);

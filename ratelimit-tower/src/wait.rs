@@ -22,23 +22,26 @@ use crate::fields::advice::Advice;
 
 /// Waits until a request is admitted, instead of refusing it.
 ///
-/// Callers with the same identifiers are served in the order in which they came, in this process: the first of them asks the store
-/// and sleeps for the wait that it returns, and the others wait behind it. Past a wait that is kept and not polled they go on after a
-/// second, and then not always in order. Callers with other identifiers do not wait for them, unless a
-/// limit denies both: those whom one limit has denied under one key are served in the order in which it denied them, and callers that
-/// come later wait behind them. So one request at a time asks a limit that is used up, and a request of a large cost is not starved by
-/// smaller ones.
+/// Callers with the same identifiers are served in the order in which they came, in this process:
+/// the first of them asks the store and sleeps for the wait that it returns, and the others wait
+/// behind it. Past a wait that is kept and not polled they go on after a second, and then not
+/// always in order. Callers with other identifiers do not wait for them, unless a limit denies
+/// both: those whom one limit has denied under one key are served in the order in which it denied
+/// them, and callers that come later wait behind them. So one request at a time asks a limit that
+/// is used up, and a request of a large cost is not starved by smaller ones.
 ///
-/// Other processes, and requests that do not wait, know nothing of these queues: as long as they take all that comes back, a request
-/// that needs more than they leave is denied again and again. Give such requests a limit of their own, or a smaller cost.
+/// Other processes, and requests that do not wait, know nothing of these queues: as long as they
+/// take all that comes back, a request that needs more than they leave is denied again and again.
+/// Give such requests a limit of their own, or a smaller cost.
 ///
 /// A wait that is dropped has charged nothing, unless the store was deciding at that moment.
 ///
-/// A place of a [`Concurrency`](ratelimit_core::Concurrency) limit has to be given back, and no wait does that: such a limit is refused.
-/// Acquire it by [`reserve_owned`](RateLimiter::reserve_owned).
+/// A place of a [`Concurrency`](ratelimit_core::Concurrency) limit has to be given back, and no
+/// wait does that: such a limit is refused. Acquire it by
+/// [`reserve_owned`](RateLimiter::reserve_owned).
 ///
-/// The limiter knows the client's own limit. What another service says remains goes to [`adopt`](Self::adopt), and what it asks for to
-/// [`hold_back`](Self::hold_back).
+/// The limiter knows the client's own limit. What another service says remains goes to
+/// [`adopt`](Self::adopt), and what it asks for to [`hold_back`](Self::hold_back).
 ///
 /// ```
 /// # use std::time::Duration;
@@ -64,12 +67,13 @@ pub struct Waiter<S, A = AnyAlgorithm> {
     holds: Option<Arc<Limit<A>>>,
 }
 
-/// Why a wait ended without an admission. Nothing was charged, unless the store's error is `Indeterminate`.
+/// Why a wait ended without an admission. Nothing was charged, unless the store's error is
+/// `Indeterminate`.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum WaitError<E> {
-    /// The wait would be longer than the caller allows. With a verdict, its `retry_after` is the wait; without one, other callers
-    /// were still waiting ahead.
+    /// The wait would be longer than the caller allows. With a verdict, its `retry_after` is the
+    /// wait; without one, other callers were still waiting ahead.
     #[error("the wait would be longer than the {max_wait:?} that the caller allows")]
     TooLong {
         /// What the caller allows.
@@ -109,8 +113,8 @@ impl<S: Store<A>, A: Algorithm> Waiter<S, A> {
         Self { limiter, queues, jitter: Duration::ZERO, holds: None }
     }
 
-    /// Checks that every limit [suits](Limit::check_reserving) a waiter. Without this check, each wait for such a limit is
-    /// refused.
+    /// Checks that every limit [suits](Limit::check_reserving) a waiter. Without this check, each
+    /// wait for such a limit is refused.
     ///
     /// # Errors
     /// A limit that grants leases.
@@ -119,13 +123,15 @@ impl<S: Store<A>, A: Algorithm> Waiter<S, A> {
         Ok(self)
     }
 
-    /// The same waiter, which shares through its store for how long callers are held back: with all waiters over this store that use
-    /// this name, in any process. [`hold_back_all`](Self::hold_back_all) and [`WaitLayer::heed_answers`] tell them. Each request then
-    /// asks the store twice.
+    /// The same waiter, which shares through its store for how long callers are held back: with all
+    /// waiters over this store that use this name, in any process.
+    /// [`hold_back_all`](Self::hold_back_all) and [`WaitLayer::heed_answers`] tell them. Each
+    /// request then asks the store twice.
     ///
-    /// The store keeps it under a limit of this name, which has to differ from the names of other limits. It has to be a store that can
-    /// [adopt](Op::Adopt), and the clock is the store's. While a `Fallback` decides without the store, each process holds back by what
-    /// it was told itself.
+    /// The store keeps it under a limit of this name, which has to differ from the names of other
+    /// limits. It has to be a store that can [adopt](Op::Adopt), and the clock is the store's.
+    /// While a `Fallback` decides without the store, each process holds back by what it was told
+    /// itself.
     ///
     /// ```
     /// # use std::time::Duration;
@@ -160,15 +166,17 @@ impl<S: Store<A>, A: Algorithm> Waiter<S, A> {
         Ok(Self { holds, ..self })
     }
 
-    /// The same waiter, whose waits are longer by a random time of up to this, so that processes that share a limit do not all ask at
-    /// the same moment. No wait exceeds the caller's maximum; the store's calls come on top, one or, for a caller that queued, two.
+    /// The same waiter, whose waits are longer by a random time of up to this, so that processes
+    /// that share a limit do not all ask at the same moment. No wait exceeds the caller's maximum;
+    /// the store's calls come on top, one or, for a caller that queued, two.
     #[must_use]
     pub const fn jitter(mut self, jitter: Duration) -> Self {
         self.jitter = jitter;
         self
     }
 
-    /// Waits until a request of cost 1 is admitted, and returns the [summary](Verdict::summary) of the verdict.
+    /// Waits until a request of cost 1 is admitted, and returns the [summary](Verdict::summary) of
+    /// the verdict.
     ///
     /// # Errors
     /// The wait would be longer than `max_wait`; the store's error.
@@ -183,7 +191,8 @@ impl<S: Store<A>, A: Algorithm> Waiter<S, A> {
     /// Waits until a request of this cost is admitted.
     ///
     /// # Errors
-    /// The wait would be longer than `max_wait`; a cost above the capacity, at once; the store's error.
+    /// The wait would be longer than `max_wait`; a cost above the capacity, at once; the store's
+    /// error.
     pub async fn until_n_allowed<C: Identifiers + Sync + ?Sized>(
         &self,
         caller: &C,
@@ -204,7 +213,8 @@ impl<S: Store<A>, A: Algorithm> Waiter<S, A> {
         // Those who would wait for too long need not queue up for it.
         position.held_until(deadline).map_err(held_back)?;
         if applicable.iter().any(|position| limits[*position].algorithm().capacity() < cost) {
-            // No wait is long enough. Only the store can say so in a verdict. During an outage it may admit the request in its turn.
+            // No wait is long enough. Only the store can say so in a verdict. During an outage it
+            // may admit the request in its turn.
             let verdict = limiter.request(caller).cost(cost).peek().await?;
             if !verdict.allowed() && verdict.retry_after().is_none() {
                 return Err(WaitError::Never { verdict });
@@ -212,7 +222,8 @@ impl<S: Store<A>, A: Algorithm> Waiter<S, A> {
         }
         let _turn = position.take_turn(deadline).await.ok_or_else(|| too_long(None))?;
         let shared = self.shared_queues(caller, &applicable);
-        // The turn at a limit that has denied it, and the limits at which it has let those before it go.
+        // The turn at a limit that has denied it, and the limits at which it has let those before
+        // it go.
         let (mut at_limit, mut passed): (Option<Turn<'_>>, Vec<usize>) = (None, Vec::new());
         loop {
             if let Some(at) = position.held_until(deadline).map_err(held_back)? {
@@ -252,7 +263,8 @@ impl<S: Store<A>, A: Algorithm> Waiter<S, A> {
             let decisions = verdict.decisions().iter().zip(0..);
             let denials = decisions.filter(|(decision, _)| !decision.allowed);
             let longest = denials.max_by_key(|(decision, _)| decision.retry_after_us);
-            // One that recovers while the store is asked is asked by all at once: in turns they would not use it up.
+            // One that recovers while the store is asked is asked by all at once: in turns they
+            // would not use it up.
             let denier = longest.filter(|_| wait >= answered - asked).map(|(_, denier)| denier);
             if let Some(denier) = denier.filter(|denier| *denier < shared.len())
                 && (at_limit.is_none() || passed.last() != Some(&denier))
@@ -268,7 +280,8 @@ impl<S: Store<A>, A: Algorithm> Waiter<S, A> {
         }
     }
 
-    /// Sleeps until then, longer by the jitter, and no longer than the deadline, while the caller keeps these turns.
+    /// Sleeps until then, longer by the jitter, and no longer than the deadline, while the caller
+    /// keeps these turns.
     async fn sleep(
         &self,
         at: Instant,
@@ -299,14 +312,17 @@ impl<S: Store<A>, A: Algorithm> Waiter<S, A> {
         Ok(verdict.retry_after().filter(|_| !verdict.allowed()))
     }
 
-    /// Holds back the requests of callers with these identifiers for this long, because the service that they go to asks for it:
-    /// nothing that begins to wait from now on, or waits already, is admitted before. The longest time that was asked for counts, and
-    /// at most a day, so that a service's mistake does not stop a client for good.
+    /// Holds back the requests of callers with these identifiers for this long, because the service
+    /// that they go to asks for it: nothing that begins to wait from now on, or waits already, is
+    /// admitted before. The longest time that was asked for counts, and at most a day, so that a
+    /// service's mistake does not stop a client for good.
     ///
-    /// A request whose maximum wait is shorter is refused at once, and charges nothing. Requests that were admitted before are not called
-    /// back. When the time is over, requests go in the order in which they came, as fast as the limiter allows.
+    /// A request whose maximum wait is shorter is refused at once, and charges nothing. Requests
+    /// that were admitted before are not called back. When the time is over, requests go in the
+    /// order in which they came, as fast as the limiter allows.
     ///
-    /// It holds back the requests of this waiter and its clones. [`hold_back_all`](Self::hold_back_all) tells other processes.
+    /// It holds back the requests of this waiter and its clones.
+    /// [`hold_back_all`](Self::hold_back_all) tells other processes.
     ///
     /// ```
     /// # use ratelimit_core::*;
@@ -323,10 +339,12 @@ impl<S: Store<A>, A: Algorithm> Waiter<S, A> {
         self.queues.hold_back(self.queue_of(caller), wait);
     }
 
-    /// The same for all waiters with the same [shared holds](Self::shared_holds); without these, for this one.
+    /// The same for all waiters with the same [shared holds](Self::shared_holds); without these,
+    /// for this one.
     ///
     /// # Errors
-    /// The store's error: a store by MULTI cannot adopt. This waiter holds its requests back nevertheless.
+    /// The store's error: a store by MULTI cannot adopt. This waiter holds its requests back
+    /// nevertheless.
     pub async fn hold_back_all<C: Identifiers + Sync + ?Sized>(
         &self,
         caller: &C,
@@ -341,11 +359,13 @@ impl<S: Store<A>, A: Algorithm> Waiter<S, A> {
         self.limiter.store().apply(&Batch::one(&check).op(Op::Adopt)).await.map(drop)
     }
 
-    /// Adopts what the service that the requests go to says remains: each limit of the limiter that the answer names has no more
-    /// left afterwards, and never more than before. All processes that share the limiter's store share what it says, so they do not
-    /// all run into its limit. Returns the verdict, or `None` if the answer names no limit of the limiter.
+    /// Adopts what the service that the requests go to says remains: each limit of the limiter that
+    /// the answer names has no more left afterwards, and never more than before. All processes that
+    /// share the limiter's store share what it says, so they do not all run into its limit. Returns
+    /// the verdict, or `None` if the answer names no limit of the limiter.
     ///
-    /// The service had not seen the requests that were in flight. An answer that comes late may hold back more than needed.
+    /// The service had not seen the requests that were in flight. An answer that comes late may
+    /// hold back more than needed.
     ///
     /// # Errors
     /// The store's error: a store by MULTI cannot adopt.
@@ -389,8 +409,8 @@ impl<S: Store<A>, A: Algorithm> Waiter<S, A> {
         limits.map(|limit| Some(limit.key_for(caller)?.into_owned())).collect()
     }
 
-    /// The queues at the limits that apply to a caller, in the order of a verdict's decisions; none if all callers of one have
-    /// one queue anyway.
+    /// The queues at the limits that apply to a caller, in the order of a verdict's decisions; none
+    /// if all callers of one have one queue anyway.
     fn shared_queues<C: Identifiers + ?Sized>(
         &self,
         caller: &C,
@@ -404,7 +424,8 @@ impl<S: Store<A>, A: Algorithm> Waiter<S, A> {
         if limits.len() < 2 { Vec::new() } else { applicable.iter().filter_map(queue).collect() }
     }
 
-    /// The key under which a caller is held back in the store: as under the only limit, or of all of them, each with its length.
+    /// The key under which a caller is held back in the store: as under the only limit, or of all
+    /// of them, each with its length.
     fn hold_key<C: Identifiers + ?Sized>(&self, caller: &C) -> String {
         let mut keys = self.keys_of(caller);
         if let [only] = &mut keys[..] {

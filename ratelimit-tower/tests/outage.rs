@@ -1,5 +1,5 @@
-//! Two replicas of a limited service on one Redis, over real sockets and under load, while Redis is there, hangs, and is
-//! stopped and restarted.
+//! Two replicas of a limited service on one Redis, over real sockets and under load, while Redis is
+//! there, hangs, and is stopped and restarted.
 #![cfg(all(unix, feature = "axum", feature = "tokio"))]
 #![allow(missing_docs, clippy::expect_used, clippy::panic, reason = "tests")]
 
@@ -159,8 +159,8 @@ impl Load {
         self.until_redis_decides(40).await;
     }
 
-    /// Ends it. No replica admitted more than its share without Redis. Returns how many requests were admitted, and how many of
-    /// them without Redis.
+    /// Ends it. No replica admitted more than its share without Redis. Returns how many requests
+    /// were admitted, and how many of them without Redis.
     async fn end(&mut self) -> (u64, u64) {
         self.over.store(true, Ordering::Relaxed);
         while let Some(ended) = self.clients.join_next().await {

@@ -1,17 +1,20 @@
-//! Rules about the crates' manifests: the arrows between the crates, and what each inherits from the workspace.
+//! Rules about the crates' manifests: the arrows between the crates, and what each inherits from
+//! the workspace.
 
 use toml::{Table, Value};
 
 use crate::{assert_none, files, read, words};
 
-/// What the core may use beside the standard library; the others use whatever is not a crate of this workspace.
+/// What the core may use beside the standard library; the others use whatever is not a crate of
+/// this workspace.
 const OF_CORE: [&str; 5] = ["async-trait", "derive-where", "serde", "thiserror", "tokio"];
 
-/// What only tests need. A published crate's dependencies of every target and `cfg` are in the lock files of its
-/// users, and its dev-dependencies are not.
+/// What only tests need. A published crate's dependencies of every target and `cfg` are in the lock
+/// files of its users, and its dev-dependencies are not.
 const FOR_TESTS: [&str; 4] = ["loom", "proptest", "tempfile", "log"];
 
-/// What a crate takes from the workspace, so that it is said once; a version of its own is found as any other.
+/// What a crate takes from the workspace, so that it is said once; a version of its own is found as
+/// any other.
 const INHERITED: [&str; 5] = ["edition.", "rust-version.", "license.", "repository.", "[lints]\n"];
 
 /// The dependencies of a manifest for all targets, tests apart.
@@ -24,7 +27,8 @@ fn dependencies(manifest: &Table) -> impl Iterator<Item = &str> {
     tables.flatten().flat_map(Table::keys).map(String::as_str)
 }
 
-/// The arrows between the crates: each row of the table in `ARCHITECTURE.md` names a crate, and then those that it knows.
+/// The arrows between the crates: each row of the table in `ARCHITECTURE.md` names a crate, and
+/// then those that it knows.
 fn arrows() -> Vec<(String, String)> {
     let text = read("ARCHITECTURE.md");
     let rows = text.lines().filter_map(|line| line.strip_prefix("| `")?.split_once('`'));

@@ -1,4 +1,5 @@
-//! Rules about the documents, the guide's chapters among them: what they show runs, and what they link to is there.
+//! Rules about the documents, the guide's chapters among them: what they show runs, and what they
+//! link to is there.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -7,7 +8,8 @@ use pulldown_cmark::{CodeBlockKind, Event, Options, Parser, Tag, TagEnd};
 
 use crate::{File, assert_none, files, read, root, words};
 
-/// The book, out of which no chapter can link by a path, and where the repository's files are on the web.
+/// The book, out of which no chapter can link by a path, and where the repository's files are on
+/// the web.
 pub(crate) const BOOK: &str = "docs/guide/src";
 const REPOSITORY: &str = "https://github.com/ratelimit-rs/ratelimit/";
 

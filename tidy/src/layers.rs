@@ -1,8 +1,10 @@
-//! Rules about modules, which `ARCHITECTURE.md` states: each uses only those before it, and no algorithm another.
+//! Rules about modules, which `ARCHITECTURE.md` states: each uses only those before it, and no
+//! algorithm another.
 
 use crate::{File, assert_none, files, read, words};
 
-/// The folders of the crates' sources, and the words after which `ARCHITECTURE.md` lists the modules.
+/// The folders of the crates' sources, and the words after which `ARCHITECTURE.md` lists the
+/// modules.
 const CORE: (&str, &str) =
     ("ratelimit-core/src/", "Inside core each file imports only from those before it:");
 const REDIS: (&str, &str) = ("ratelimit-redis/src/", "each module uses only those before it:");
@@ -12,8 +14,8 @@ const TOOL: (&str, &str) =
     ("ratelimit-cli/src/", "Inside the tool each file uses only those before it:");
 const ALGORITHMS: &str = "ratelimit-core/src/algorithms/";
 
-/// The modules of a crate, in order. A folder's files stand where its module does, unless the folder, with a slash, has a
-/// place of its own.
+/// The modules of a crate, in order. A folder's files stand where its module does, unless the
+/// folder, with a slash, has a place of its own.
 struct Layers {
     /// The folder of the crate's sources.
     root: &'static str,

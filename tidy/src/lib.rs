@@ -1,5 +1,6 @@
-//! What holds for the workspace as a whole and no other tool checks: the architecture's arrows, what documents quote and link
-//! to, and what crates inherit. Every rule is tried on a text that breaks it, too.
+//! What holds for the workspace as a whole and no other tool checks: the architecture's arrows,
+//! what documents quote and link to, and what crates inherit. Every rule is tried on a text that
+//! breaks it, too.
 
 #![cfg(test)]
 #![allow(clippy::expect_used, clippy::panic)]
@@ -36,7 +37,8 @@ impl File {
         Self { path: path.to_owned(), text: text.to_owned() }
     }
 
-    /// The lines of code, counted from 1: no comments, and nothing from `mod tests` on, which stands last.
+    /// The lines of code, counted from 1: no comments, and nothing from `mod tests` on, which
+    /// stands last.
     fn code(&self) -> impl Iterator<Item = (usize, &str)> {
         let code = (1..).zip(self.text.lines());
         let code = code.take_while(|(_, line)| !line.starts_with("mod tests"));

@@ -6,8 +6,11 @@ use crate::{File, assert_none, files};
 /// No file is longer, and no chapter of the guide. A ratchet: they are only ever made smaller.
 const MAX_LINES: usize = 600;
 const MAX_LINES_OF_A_CHAPTER: usize = 260;
+/// No comment is wider; rustfmt keeps code to the same. Tables and examples are not wrapped.
+const MAX_COLUMNS: usize = 100;
 
-/// What marks work as not done, beside what clippy finds. In two pieces each, so that this file has none.
+/// What marks work as not done, beside what clippy finds. In two pieces each, so that this file has
+/// none.
 const UNFINISHED: [&str; 3] = [concat!("TO", "DO"), concat!("FIX", "ME"), concat!("#[ign", "ore")];
 
 fn unfit(file: &File) -> Vec<String> {
@@ -25,4 +28,32 @@ fn no_file_is_too_long_or_unfinished() {
     assert_none(files("scripts", &["", "sh"]).iter().flat_map(unfit));
     assert_eq!(unfit(&File::new("a.rs", &"\n".repeat(MAX_LINES + 1))).len(), 1);
     assert_eq!(unfit(&File::new("a.rs", &UNFINISHED.join("\n"))).len(), UNFINISHED.len());
+}
+
+fn too_wide(file: &File) -> Vec<String> {
+    let mut in_example = false;
+    let lines = (1..).zip(file.text.lines()).filter(|(_, line)| {
+        in_example ^= line.contains("```");
+        let text = line.trim_start();
+        let is_comment = text.starts_with("//") || text.starts_with("-- ");
+        let cannot_break = line.contains("](https://");
+        let is_table = text.starts_with("/// |") || text.starts_with("//! |");
+        is_comment
+            && !is_table
+            && !cannot_break
+            && !in_example
+            && line.chars().count() > MAX_COLUMNS
+    });
+    lines.map(|(number, _)| format!("{}:{number}: a comment wider than 100", file.path)).collect()
+}
+
+#[test]
+fn comments_are_as_wide_as_code() {
+    assert_none(files("", &["rs", "lua"]).iter().flat_map(too_wide));
+    for (before, found) in [("/// ", 1), ("    // ", 1), ("-- ", 1), ("/// | ", 0), ("let ", 0)] {
+        let text = format!("{before}{}", "a".repeat(MAX_COLUMNS));
+        assert_eq!(too_wide(&File::new("a.rs", &text)).len(), found, "{before}");
+    }
+    let example = format!("/// ```\n/// {}\n/// ```", "a".repeat(MAX_COLUMNS));
+    assert_eq!(too_wide(&File::new("a.rs", &example)).len(), 0);
 }

@@ -1,7 +1,8 @@
-//! What a single call can take: while keys come that were never seen before, and after many have expired.
+//! What a single call can take: while keys come that were never seen before, and after many have
+//! expired.
 //!
-//! A call is timed by the CPU time of the thread, so that it is not the neighbours on the machine who
-//! make the worst one.
+//! A call is timed by the CPU time of the thread, so that it is not the neighbours on the machine
+//! who make the worst one.
 
 use std::num::NonZeroU32;
 use std::ops::Range;
@@ -23,12 +24,13 @@ const CROWD: usize = 10;
 /// Keys are made so many at a time, between calls that are timed.
 const BLOCK: usize = 1 << 12;
 
-/// Room for every call even on the shared state of a full store, and no key expires while others come.
+/// Room for every call even on the shared state of a full store, and no key expires while others
+/// come.
 const LONG_LIVED: Allowance =
     Allowance { period: Duration::from_secs(400), burst: non_zero(11_000_000) };
 
-/// How often keys come to a limiter made anew. A pause of the limiter's own comes every time; what else
-/// runs on the machine comes once or twice, so that the best of them is told.
+/// How often keys come to a limiter made anew. A pause of the limiter's own comes every time; what
+/// else runs on the machine comes once or twice, so that the best of them is told.
 const TRIES: usize = 3;
 
 /// What calls took.
@@ -68,8 +70,8 @@ fn us(time: Duration) -> Cell {
     digits(1, time.as_secs_f64() * 1e6)
 }
 
-/// The worst call while keys come that were never seen: into a store with room for all of them, and into
-/// one with room for a tenth of them.
+/// The worst call while keys come that were never seen: into a store with room for all of them, and
+/// into one with room for a tenth of them.
 pub(super) fn run(quick: bool, report: &mut BenchReport) -> Fallible {
     let keys = if quick { 500_000 } else { 10_000_000 };
     println!("\nthe worst call while {keys} new keys come, the best of {TRIES} times");
@@ -133,8 +135,9 @@ const SHORT_LIVED: ScenarioOutcome = ScenarioOutcome {
 };
 const LATER: Duration = Duration::from_secs(3_600);
 
-/// What it costs that a million keys have expired: the worst call, and all calls, until a million others
-/// have taken their place. governor frees nothing without `retain_recent`, which is one of its calls here.
+/// What it costs that a million keys have expired: the worst call, and all calls, until a million
+/// others have taken their place. governor frees nothing without `retain_recent`, which is one of
+/// its calls here.
 pub(super) fn expiry(quick: bool, report: &mut BenchReport) -> Fallible {
     let keys = if quick { 250_000 } else { 1_000_000 };
     let others = keys..2 * keys;

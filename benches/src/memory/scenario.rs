@@ -32,9 +32,9 @@ pub(super) const SCENARIOS: [Scenario; 4] = [
     Scenario::new("1m-zipf", Spread::Zipf, 1_000_000),
 ];
 
-/// The outcome that every decision of a measurement has, and the limit that makes it so. Every key is
-/// charged `first_cost` beforehand, so that its state outlives the run: what is measured is a decision
-/// on a held key.
+/// The outcome that every decision of a measurement has, and the limit that makes it so. Every key
+/// is charged `first_cost` beforehand, so that its state outlives the run: what is measured is a
+/// decision on a held key.
 #[derive(Clone, Copy)]
 pub(super) struct ScenarioOutcome {
     pub(super) name: &'static str,
@@ -48,8 +48,9 @@ pub(super) const fn non_zero(n: u32) -> NonZeroU32 {
     NonZeroU32::MIN.saturating_add(n - 1)
 }
 
-/// What is charged flows back in hours, and one key's tens of millions of decisions in days: a state that takes
-/// longer than twelve days to recover is kept otherwise in our store, and would be another measurement.
+/// What is charged flows back in hours, and one key's tens of millions of decisions in days: a
+/// state that takes longer than twelve days to recover is kept otherwise in our store, and would be
+/// another measurement.
 pub(super) const ALLOWED: ScenarioOutcome = ScenarioOutcome {
     name: "allowed",
     allowed: true,
@@ -110,7 +111,8 @@ pub(super) struct Measured {
     samples: Samples<f64>,
 }
 
-/// Gives each its turn in every round on the same keys. Fails if a decision is another than it should be.
+/// Gives each its turn in every round on the same keys. Fails if a decision is another than it
+/// should be.
 pub(super) fn take_turns(
     scenario: &Scenario,
     outcome: &ScenarioOutcome,
@@ -150,8 +152,8 @@ impl Measured {
         self
     }
 
-    /// Tells of ours, at its place among the turns, beside a peer. The ratio is the peer's time over ours: above 1, ratelimit
-    /// is faster.
+    /// Tells of ours, at its place among the turns, beside a peer. The ratio is the peer's time
+    /// over ours: above 1, ratelimit is faster.
     pub(super) fn tell(
         &self,
         report: &mut BenchReport,

@@ -1,4 +1,5 @@
-//! One decision: ours with either clock, one and eight at a time, beside governor with either of its own.
+//! One decision: ours with either clock, one and eight at a time, beside governor with either of
+//! its own.
 
 use std::time::Duration;
 

@@ -1,5 +1,6 @@
-//! What is not one GCRA decision: the other algorithms beside limitador's fixed window, several limits of
-//! one key beside two checks of governor, several keys in one batch beside as many checks.
+//! What is not one GCRA decision: the other algorithms beside limitador's fixed window, several
+//! limits of one key beside two checks of governor, several keys in one batch beside as many
+//! checks.
 
 use std::hint::black_box;
 use std::num::NonZeroU32;
@@ -26,8 +27,8 @@ use super::scenario::{
 /// What a key of a denied measurement has used up, one at a time: the length of a full log.
 const FULL: u32 = 100;
 const HOUR_US: u64 = 3_600_000_000;
-/// The window of an allowed measurement of what keeps every request: a log of hundreds of entries in a
-/// round, which expire from it by and by.
+/// The window of an allowed measurement of what keeps every request: a log of hundreds of entries
+/// in a round, which expire from it by and by.
 const SHORT_US: u64 = 50_000;
 /// The most that a log with metadata and a concurrency limit can have.
 const MOST_LOGGED: u64 = 10_000;
@@ -155,8 +156,9 @@ pub(super) fn run(quick: bool, report: &mut BenchReport) -> Fallible {
         let limitador = || Limitador::new(outcome.allowance, THOUSAND.key_count);
         let governor = || Governor::new(outcome.allowance);
         let (counter, single) = (limitador()?, governor()?);
-        // limitador has no leases: a counter that is charged for the one, and again for the other, as two decisions of ours
-        // are. What is denied is not released: there one decision is beside one.
+        // limitador has no leases: a counter that is charged for the one, and again for the other,
+        // as two decisions of ours are. What is denied is not released: there one decision is
+        // beside one.
         let leased = limitador()?;
         let leased = ByFunction(|key: &CallerKey| {
             leased.check(key) & (!outcome.allowed || leased.check(key))

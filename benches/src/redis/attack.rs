@@ -1,11 +1,13 @@
-//! An attack on one key: how many calls reach the server, what they cost it, and how many requests are decided.
+//! An attack on one key: how many calls reach the server, what they cost it, and how many requests
+//! are decided.
 //!
-//! All tasks ask for one key, whose limit admits ten requests at once and then one per tenth of a second. Each way decides as
-//! long as the others, by turns. The server counts the calls (`INFO commandstats`); its time is that of its main thread on a processor.
+//! All tasks ask for one key, whose limit admits ten requests at once and then one per tenth of a
+//! second. Each way decides as long as the others, by turns. The server counts the calls (`INFO
+//! commandstats`); its time is that of its main thread on a processor.
 //!
-//! A turn begins when the ten are spent. A wait of the attacked key is a tenth of a second: a request that is denied is told to
-//! retry after that time at most. A plain loop calls the server for each request. A cache of denials calls it when a wait ends,
-//! once.
+//! A turn begins when the ten are spent. A wait of the attacked key is a tenth of a second: a
+//! request that is denied is told to retry after that time at most. A plain loop calls the server
+//! for each request. A cache of denials calls it when a wait ends, once.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -73,7 +75,8 @@ async fn by_client<P: Decides>(lab: &mut Lab, client: &'static str, plain: P) ->
     let (rounds, length_ms) = if lab.quick { (3, 1_000) } else { (9, 5_000) };
     let mut samples = Samples::new(WAYS.len());
     for (round, way) in turns(rounds, WAYS.len()) {
-        // In the first round, connections and processors warm up, and the server learns the scripts.
+        // In the first round, connections and processors warm up, and the server learns the
+        // scripts.
         let length = Duration::from_millis(if round == 0 { length_ms / 8 } else { length_ms });
         let turn = match way {
             0 => turn(lab, &plain, WAYS[0], length).await?,
@@ -91,8 +94,8 @@ async fn by_client<P: Decides>(lab: &mut Lab, client: &'static str, plain: P) ->
             ("way", way.into()),
             ("tasks", TASKS.into()),
             ("per_s", of(0, |turn| number(turn.requests) / turn.seconds())),
-            // Requests of a turn, those of them that were admitted, and the calls of scripts and functions that reached the
-            // server, in all and in each wait of the turn.
+            // Requests of a turn, those of them that were admitted, and the calls of scripts and
+            // functions that reached the server, in all and in each wait of the turn.
             ("requests", of(0, |turn| number(turn.requests))),
             ("admitted", of(0, |turn| number(turn.admitted))),
             ("calls", of(0, |turn| number(turn.calls))),
@@ -105,7 +108,8 @@ async fn by_client<P: Decides>(lab: &mut Lab, client: &'static str, plain: P) ->
     Ok(())
 }
 
-/// Spends what is left of the limit, then lets all tasks attack for this long. Fails if more was admitted than the limit says.
+/// Spends what is left of the limit, then lets all tasks attack for this long. Fails if more was
+/// admitted than the limit says.
 async fn turn<D: Decides>(
     lab: &Lab,
     subject: &Arc<D>,

@@ -1,5 +1,5 @@
-//! Ways to keep a bucketed window on Redis: packed into one field, as one counter per bucket, or as a hash of counters,
-//! replayed as the decisions of [`cpu`](super::cpu) are.
+//! Ways to keep a bucketed window on Redis: packed into one field, as one counter per bucket, or as
+//! a hash of counters, replayed as the decisions of [`cpu`](super::cpu) are.
 
 use ratelimit_redis::RedisStore;
 

@@ -1,9 +1,10 @@
-//! The CPU time of the server's main thread per decision, divided by that per INCR, and the memory of its keys.
+//! The CPU time of the server's main thread per decision, divided by that per INCR, and the memory
+//! of its keys.
 //!
-//! The benchmark records the commands of one decision on the wire and replays them for 50,000 callers, a hundred
-//! decisions in one piece, in turns with as many INCRs. Before each decision it restores the keys of every caller, so
-//! that each is the same decision: on a full window, on a log of ten entries. Where one decision takes several round
-//! trips, all of its commands count.
+//! The benchmark records the commands of one decision on the wire and replays them for 50,000
+//! callers, a hundred decisions in one piece, in turns with as many INCRs. Before each decision it
+//! restores the keys of every caller, so that each is the same decision: on a full window, on a log
+//! of ten entries. Where one decision takes several round trips, all of its commands count.
 
 use std::ops::Range;
 use std::time::Duration;
@@ -95,8 +96,8 @@ impl ReplayedDecision {
             ("bytes_kept", kept.bytes().into()),
             ("server_ns", digits(0, median(pairs.iter().map(|[_, decision]| *decision)))),
             ("incr_ns", digits(0, median(pairs.iter().map(|[incr, _]| *incr)))),
-            // The server's time for the decision over that for an INCR, the median over pairs; a quarter of the pairs lie
-            // below the next, and a quarter above the last.
+            // The server's time for the decision over that for an INCR, the median over pairs; a
+            // quarter of the pairs lie below the next, and a quarter above the last.
             ("ratio", digits(decimals, ratios[ratios.len() / 2])),
             ("ratio_low", digits(decimals, ratios[ratios.len() / 4])),
             ("ratio_high", digits(decimals, ratios[ratios.len() * 3 / 4])),
@@ -164,8 +165,8 @@ async fn in_store<S: Store<AnyAlgorithm> + Clone>(
     trial.measure(lab, &recorded.map_err(message)?).map_err(|error| message(error).into())
 }
 
-/// A hundred requests of one key that share a call: of one limit at one cost, at costs that change from one request to
-/// the next, and of three limits.
+/// A hundred requests of one key that share a call: of one limit at one cost, at costs that change
+/// from one request to the next, and of three limits.
 async fn merged(lab: &mut Lab, store: &RedisStore) -> Fallible {
     for (decision, situation) in [
         ("gcra, 100 merged", Situation::one("gcra", true)?),
@@ -183,8 +184,8 @@ async fn merged(lab: &mut Lab, store: &RedisStore) -> Fallible {
     Ok(())
 }
 
-/// The least that a decision can cost, and what it costs in a script written by hand, alone and of a hundred different
-/// keys in a call.
+/// The least that a decision can cost, and what it costs in a script written by hand, alone and of
+/// a hundred different keys in a call.
 fn floors(lab: &mut Lab) -> Fallible {
     let nothing = lab.load("return 1")?;
     let gcra = lab.load(GCRA_SCRIPT)?;

@@ -1,8 +1,10 @@
-//! The floor of merging: what it costs to wait for a call and to be woken by it, with as little around it as can be.
+//! The floor of merging: what it costs to wait for a call and to be woken by it, with as little
+//! around it as can be.
 //!
-//! While two calls are in flight, callers wait, and the next call charges all of them by one script: the keys of all, each the
-//! same cost, all or nothing. It answers all callers of a call alike, derives no `remaining` and no wait, has
-//! no deadline, no bound of keys, and charges a caller that has gone.
+//! While two calls are in flight, callers wait, and the next call charges all of them by one
+//! script: the keys of all, each the same cost, all or nothing. It answers all callers of a call
+//! alike, derives no `remaining` and no wait, has no deadline, no bound of keys, and charges a
+//! caller that has gone.
 
 use std::collections::HashSet;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};

@@ -16,7 +16,8 @@ use super::recorder::{RecordedCommand, RecordingProxy, command};
 use super::replay::{RecordedDecision, StoredKeys, recorded, warming_up};
 use super::situation::InStore;
 
-/// The longest wait for the server's thread to go to sleep; its time is read afterwards in any case.
+/// The longest wait for the server's thread to go to sleep; its time is read afterwards in any
+/// case.
 const PATIENCE: Duration = Duration::from_millis(100);
 
 /// A server of the benchmark's own, the connections to it, and where measurements go.
@@ -87,8 +88,8 @@ impl Lab {
         Ok(RecordedDecision { commands, replies, before, after })
     }
 
-    /// Records the one command that decides so many requests of a caller at once: those that come while another
-    /// request of the caller is in flight.
+    /// Records the one command that decides so many requests of a caller at once: those that come
+    /// while another request of the caller is in flight.
     pub(super) async fn record_merged<S: Store<AnyAlgorithm>>(
         &mut self,
         subject: &InStore<S>,
@@ -134,7 +135,8 @@ impl Lab {
 pub(super) fn cpu_of(server: &RedisServer) -> Option<Duration> {
     let pid = server.pid()?;
     let thread = format!("/proc/{pid}/task/{pid}");
-    // While a thread runs, /proc has its time up to the last tick of the clock; once it sleeps, all of it.
+    // While a thread runs, /proc has its time up to the last tick of the clock; once it sleeps, all
+    // of it.
     let deadline = Instant::now() + PATIENCE;
     while is_running(&thread)? && Instant::now() < deadline {
         std::thread::yield_now();
@@ -151,8 +153,8 @@ fn is_running(thread: &str) -> Option<bool> {
     Some(state.starts_with('R'))
 }
 
-/// How often clients have called scripts and functions on a server since its counters were reset, by its own
-/// `INFO commandstats`.
+/// How often clients have called scripts and functions on a server since its counters were reset,
+/// by its own `INFO commandstats`.
 pub(super) fn script_calls(server: &RedisServer) -> Result<u64, String> {
     ["eval", "evalsha", "fcall"].map(|command| server.calls(command)).into_iter().sum()
 }

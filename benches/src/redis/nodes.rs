@@ -1,7 +1,8 @@
-//! How decisions grow over the nodes of a cluster, with 256 tasks for each: one key per node, and many keys, of which all lie
-//! on the first one, two or three nodes of a cluster of three. One thread asks, and the machine has to run all nodes, so
-//! decisions per second end where its processors do. The servers' time per decision does not depend on that: if it stays the
-//! same from node to node, nodes share nothing.
+//! How decisions grow over the nodes of a cluster, with 256 tasks for each: one key per node, and
+//! many keys, of which all lie on the first one, two or three nodes of a cluster of three. One
+//! thread asks, and the machine has to run all nodes, so decisions per second end where its
+//! processors do. The servers' time per decision does not depend on that: if it stays the same from
+//! node to node, nodes share nothing.
 
 use std::sync::Arc;
 

@@ -1,4 +1,5 @@
-//! The hand-written alternative: a script that decides by GCRA, and the loop that calls it, by either client.
+//! The hand-written alternative: a script that decides by GCRA, and the loop that calls it, by
+//! either client.
 
 use fred::interfaces::{ClientLike, LuaInterface};
 use redis::aio::{ConnectionLike, ConnectionManager};
@@ -9,8 +10,9 @@ use crate::measure::Fallible;
 
 use super::recorder::{RecordedCommand, command};
 
-/// The generic cell rate algorithm as one script: TIME, GET, SET PX, and three integers answered, which are whether
-/// the request is admitted, what remains, and the microseconds until it would fit.
+/// The generic cell rate algorithm as one script: TIME, GET, SET PX, and three integers answered,
+/// which are whether the request is admitted, what remains, and the microseconds until it would
+/// fit.
 pub(super) const GCRA_SCRIPT: &str = "
 local time = redis.call('TIME')
 local now = time[1] * 1000000 + time[2]
@@ -25,7 +27,8 @@ end
 redis.call('SET', KEYS[1], string.format('%.0f', after), 'PX', math.ceil((after - now) / 1000))
 return { 1, math.floor((capacity - (after - now)) / interval), 0 }";
 
-/// The same for several keys at one time: three integers answered for each. It gathers requests as simply as can be.
+/// The same for several keys at one time: three integers answered for each. It gathers requests as
+/// simply as can be.
 pub(super) const GATHERING_SCRIPT: &str = "
 local time = redis.call('TIME')
 local now = time[1] * 1000000 + time[2]
@@ -71,10 +74,12 @@ pub(super) struct ScriptNumbers {
     pub(super) burst: u64,
 }
 
-/// 100 per second, 200,000,000,000 at once: admits every request of a run, and the earlier charges of all its callers.
+/// 100 per second, 200,000,000,000 at once: admits every request of a run, and the earlier charges
+/// of all its callers.
 pub(super) const WIDE: ScriptNumbers =
     ScriptNumbers { interval_us: 10_000, burst: 200_000_000_000 };
-/// 10 per second, 10 at once: denies nearly every request of an attack, and admits one per tenth of a second.
+/// 10 per second, 10 at once: denies nearly every request of an attack, and admits one per tenth of
+/// a second.
 pub(super) const ATTACKED: ScriptNumbers = ScriptNumbers { interval_us: 100_000, burst: 10 };
 /// 1 per day, 2 at once.
 pub(super) const NARROW: ScriptNumbers = ScriptNumbers { interval_us: 86_400_000_000, burst: 2 };

@@ -44,8 +44,8 @@ pub(super) struct Template {
 }
 
 impl Template {
-    /// A template of these commands, each of which may name the recorded caller any number of times. Fails if no
-    /// command names it: then all callers would be one.
+    /// A template of these commands, each of which may name the recorded caller any number of
+    /// times. Fails if no command names it: then all callers would be one.
     pub(super) fn new(commands: &[RecordedCommand]) -> Result<Self, String> {
         let caller = recorded();
         let name = caller.as_str().as_bytes();
@@ -67,8 +67,8 @@ impl Template {
         self.bytes.len()
     }
 
-    /// Sends the commands for each of these callers. Fails at the first error that the server replies, and at the
-    /// first reply that means another decision than the recorded one.
+    /// Sends the commands for each of these callers. Fails at the first error that the server
+    /// replies, and at the first reply that means another decision than the recorded one.
     pub(super) fn send(&self, wire: &mut Connection, callers: Range<usize>) -> Fallible {
         // What has no keys is not restored, and the client sends nothing that is empty.
         let callers: Vec<_> = if self.replies > 0 { callers.collect() } else { Vec::new() };
@@ -102,9 +102,9 @@ impl Template {
     }
 }
 
-/// Whether two replies mean the same decision, whatever its time. Texts agree by what a script says of its first group;
-/// numbers, and lists by their first number, by whether it is negative, 0 or positive. Later numbers are waits, and
-/// results of PEXPIRE.
+/// Whether two replies mean the same decision, whatever its time. Texts agree by what a script says
+/// of its first group; numbers, and lists by their first number, by whether it is negative, 0 or
+/// positive. Later numbers are waits, and results of PEXPIRE.
 fn is_like(recorded: &Value, replayed: &Value) -> bool {
     match (recorded, replayed) {
         (Value::BulkString(recorded), Value::BulkString(replayed)) => {
@@ -171,7 +171,8 @@ impl StoredKeys {
         self.0.iter().map(|dumped| dumped.bytes).sum()
     }
 
-    /// Whether keys of the same shape have the same content, of any caller and with any time to live.
+    /// Whether keys of the same shape have the same content, of any caller and with any time to
+    /// live.
     fn says_the_same(&self, other: &Self) -> bool {
         self.0.iter().map(|kept| &kept.dump).eq(other.0.iter().map(|kept| &kept.dump))
     }
@@ -192,8 +193,8 @@ impl RecordedDecision {
         Ok(Template { due: self.replies.clone(), ..Template::new(&self.commands)? })
     }
 
-    /// The commands that give a caller the keys that the recorded one had before the decision, with the same expiry:
-    /// extending the life of a key is a part of the cost of a decision.
+    /// The commands that give a caller the keys that the recorded one had before the decision, with
+    /// the same expiry: extending the life of a key is a part of the cost of a decision.
     pub(super) fn restoring(&self) -> Result<Template, String> {
         let mut commands = Vec::new();
         for dumped in &self.after.0 {
@@ -221,8 +222,8 @@ impl RecordedDecision {
         !self.before.says_the_same(&self.after)
     }
 
-    /// Fails unless this caller's keys changed as those of the recorded one did: a replay that the server decided
-    /// otherwise measures something else.
+    /// Fails unless this caller's keys changed as those of the recorded one did: a replay that the
+    /// server decided otherwise measures something else.
     pub(super) fn verify(&self, wire: &mut Connection, caller: usize) -> Fallible {
         let kept = StoredKeys::read(wire, &CallerKey::new(caller))?;
         let as_many = kept.0.len() == self.after.0.len();

@@ -13,8 +13,8 @@ use crate::keys::CallerKey;
 use crate::measure::Fallible;
 use crate::peers;
 
-/// The length of a bucket, and of a window. Those that are aligned to the clock end in 2027 and 2052, so none ends
-/// during a run.
+/// The length of a bucket, and of a window. Those that are aligned to the clock end in 2027 and
+/// 2052, so none ends during a run.
 const BUCKET: Duration = Duration::from_secs(1_000 * 24 * 3_600);
 const WINDOW: Duration = Duration::from_secs(10_000 * 24 * 3_600);
 
@@ -49,9 +49,9 @@ pub(super) const ALGORITHMS: [&str; 9] = [
 /// An algorithm, and the earlier charges.
 type ChargedAlgorithm = (AnyAlgorithm, Vec<(u64, Duration)>);
 
-/// A limit with earlier charges, which admits the next request or denies it. It refills within hours, and its windows
-/// are long, so that one state serves a whole run. A bucketed window has fifteen buckets, a log ten entries, and ten
-/// leases are alive.
+/// A limit with earlier charges, which admits the next request or denies it. It refills within
+/// hours, and its windows are long, so that one state serves a whole run. A bucketed window has
+/// fifteen buckets, a log ten entries, and ten leases are alive.
 fn charged(algorithm: &str, admits: bool) -> Fallible<ChargedAlgorithm> {
     let rate = |rate: &str| rate.parse::<Rate>();
     let window = || rate(if admits { "1000000000/10000d" } else { "10/10000d" });

@@ -18,8 +18,8 @@ fn run<F: Future<Output = ()>>(test: impl FnOnce(Lab) -> F) {
     runtime.expect("a runtime").block_on(test(lab));
 }
 
-/// Puts callers where the recorded one was, decides about each, and looks at what came of it. And again: the second
-/// round has to begin where the first one did.
+/// Puts callers where the recorded one was, decides about each, and looks at what came of it. And
+/// again: the second round has to begin where the first one did.
 async fn record_and_replay<S: Store<AnyAlgorithm>>(
     lab: &mut Lab,
     situation: Situation,

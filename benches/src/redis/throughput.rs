@@ -1,8 +1,9 @@
-//! Decisions per second, their latency, and the servers' CPU time: the store beside each client's own plain loop over a
-//! script.
+//! Decisions per second, their latency, and the servers' CPU time: the store beside each client's
+//! own plain loop over a script.
 //!
-//! All tasks share one connection and one thread, as the server has one. Both take turns on the same callers, all of
-//! whom are admitted and have been charged before. A task asks for a decision when the one before is answered.
+//! All tasks share one connection and one thread, as the server has one. Both take turns on the
+//! same callers, all of whom are admitted and have been charged before. A task asks for a decision
+//! when the one before is answered.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};

@@ -1,4 +1,5 @@
-//! `ratelimit schema`, `ratelimit completions` and `ratelimit man`: what editors, shells and `man` read.
+//! `ratelimit schema`, `ratelimit completions` and `ratelimit man`: what editors, shells and `man`
+//! read.
 
 use std::fs;
 use std::io;

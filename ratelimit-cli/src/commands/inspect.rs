@@ -107,7 +107,8 @@ fn fields(limit: &Limit<AnyAlgorithm>, state: Option<&AnyState>) -> Value {
     }
 }
 
-/// The same for people: `count 2, start 2026-03-01T09:00:00Z`, `leases 1`, and a line for each part of a list.
+/// The same for people: `count 2, start 2026-03-01T09:00:00Z`, `leases 1`, and a line for each part
+/// of a list.
 fn described(value: &Value) -> String {
     let Some(fields) = value.as_object() else { return "nothing".to_owned() };
     let (mut words, mut below) = (Vec::new(), String::new());

@@ -68,8 +68,8 @@ pub(super) fn run(args: &TopArgs) -> Result<u8, Failure> {
     found.failed.map_or(Ok(0), Err)
 }
 
-/// Looks at the keys of all servers, in steps with pauses. A failure does not lose what was found before it, nor the keys
-/// of other servers.
+/// Looks at the keys of all servers, in steps with pauses. A failure does not lose what was found
+/// before it, nor the keys of other servers.
 async fn scan<M: Mode>(
     args: &TopArgs,
     redis: &Redis,
@@ -137,8 +137,8 @@ async fn scan<M: Mode>(
     }
 }
 
-/// The limits that deny a request of this caller now. A key does not tell the name of its identifier, so every limit is
-/// asked: one that has no state for it admits.
+/// The limits that deny a request of this caller now. A key does not tell the name of its
+/// identifier, so every limit is asked: one that has no state for it admits.
 async fn peek<S: Store<AnyAlgorithm, Error = RedisError>>(
     args: &TopArgs,
     store: &S,

@@ -4,8 +4,8 @@
 //! 192.0.2.7 - bob [17/May/2015:10:05:03 +0000] "GET /a?b HTTP/1.1" 200 203 "referrer" "user agent"
 //! ```
 //!
-//! Lines in real logs may be truncated: everything after the status is optional. A number at the end tells how long the
-//! request took: `%D` or `%T` of Apache, `$request_time` of nginx.
+//! Lines in real logs may be truncated: everything after the status is optional. A number at the
+//! end tells how long the request took: `%D` or `%T` of Apache, `$request_time` of nginx.
 
 use chrono::DateTime;
 use clap::ValueEnum;
@@ -92,8 +92,8 @@ fn moment(text: &str) -> Option<Timestamp> {
     Timestamp::from_us(time.timestamp_micros().try_into().ok()?)
 }
 
-/// The path of a request line, without query and fragment; for an absolute URI, its path. `None` if the request
-/// has no path.
+/// The path of a request line, without query and fragment; for an absolute URI, its path. `None` if
+/// the request has no path.
 fn path(request: &[u8]) -> Option<&[u8]> {
     let (method, rest) = request.split_at(request.iter().position(|&b| b == b' ')?);
     if method.is_empty() || !method.iter().all(|b| b.is_ascii_alphabetic() || *b == b'-') {
@@ -116,15 +116,17 @@ fn path(request: &[u8]) -> Option<&[u8]> {
     Some(authority.iter().position(|&b| b == b'/').map_or(b"/", |slash| &authority[slash..]))
 }
 
-/// The fields of a line that a request is made of: its address, user, time and request, and what follows its status. Or
-/// what keeps it from being one. Each byte is looked at a bounded number of times, whatever a client sent.
+/// The fields of a line that a request is made of: its address, user, time and request, and what
+/// follows its status. Or what keeps it from being one. Each byte is looked at a bounded number of
+/// times, whatever a client sent.
 fn fields(line: &[u8]) -> Result<[&[u8]; 5], &'static str> {
     const NO_TIME: &str = "has no [TIME]";
     let (ip, line) = word(line).ok_or(NO_TIME)?;
     let (_identity, line) = word(line).ok_or(NO_TIME)?;
     let mut what = NO_TIME;
     let mut begin = 1;
-    // A user's name may contain blanks and brackets: it ends before the first [TIME] that a request follows.
+    // A user's name may contain blanks and brackets: it ends before the first [TIME] that a request
+    // follows.
     for end in (0..line.len()).filter(|&at| line[at] == b']') {
         let time =
             line.get(begin..end).and_then(|text| text.windows(2).rposition(|two| two == b" ["));

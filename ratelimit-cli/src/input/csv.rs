@@ -1,8 +1,8 @@
 //! CSV traces with a header: `at_us,key,cost,op`, and identifiers in columns of their own.
 //!
-//! The parser of the `csv` crate receives one line at a time. A bad line is therefore a single line with its
-//! true number, and an unclosed quote does not consume the rest of the file. In exchange, a field cannot
-//! contain a line break.
+//! The parser of the `csv` crate receives one line at a time. A bad line is therefore a single line
+//! with its true number, and an unclosed quote does not consume the rest of the file. In exchange,
+//! a field cannot contain a line break.
 
 use csv_core::{ReadRecordResult, Reader};
 
@@ -35,8 +35,8 @@ pub(crate) fn no_header(line: &[u8]) -> BadLine {
 }
 
 impl Csv {
-    /// A parser for the lines under a header, which names `at_us`; `None` under any other line. A comment or a JSON object is
-    /// no header, whatever stands between its commas.
+    /// A parser for the lines under a header, which names `at_us`; `None` under any other line. A
+    /// comment or a JSON object is no header, whatever stands between its commas.
     pub(crate) fn under(line: &[u8]) -> Result<Option<Self>, BadLine> {
         let mut cells = Cells::default();
         let is_other = matches!(line.trim_ascii_start(), [b'#' | b'{', ..]);

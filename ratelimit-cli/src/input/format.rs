@@ -1,5 +1,5 @@
-//! [`Detector`]: finds the format of an input from the first line that parses in one, so that a broken line
-//! before it affects nothing else.
+//! [`Detector`]: finds the format of an input from the first line that parses in one, so that a
+//! broken line before it affects nothing else.
 
 use super::access_log::{AccessLog, UnitArg};
 use super::csv::{self, Csv};
@@ -22,8 +22,8 @@ pub(crate) struct Detector {
     unit: Option<UnitArg>,
     /// The format that the lines so far resemble.
     likely: FormatArg,
-    /// The bad lines so far, each with the format that it resembles. Those behind the first [`NAMED_BAD_LINES`] are only
-    /// counted, so their bytes are not kept.
+    /// The bad lines so far, each with the format that it resembles. Those behind the first
+    /// [`NAMED_BAD_LINES`] are only counted, so their bytes are not kept.
     bad: Vec<(u64, Option<Vec<u8>>, FormatArg)>,
 }
 
@@ -34,8 +34,8 @@ impl Detector {
         Self { format, unit, likely, bad: Vec::new() }
     }
 
-    /// Examines a line that is not blank: the parser of its format, and the bad lines before it. Of a CSV trace it is the
-    /// header, which is consumed. A header that cannot be used is an error.
+    /// Examines a line that is not blank: the parser of its format, and the bad lines before it. Of
+    /// a CSV trace it is the header, which is consumed. A header that cannot be used is an error.
     pub(crate) fn look(&mut self, line: Line<'_>) -> Result<Option<(Parser, BadLines)>, BadLine> {
         let (bytes, is_csv) = (line.bytes.unwrap_or_default(), self.format == FormatArg::Csv);
         // The order matters: a request in a log may contain commas, and so may text in JSON.
@@ -64,8 +64,8 @@ impl Detector {
         self.bad.len() as u64 >= LINES
     }
 
-    /// The lines so far, each with the error for the format that it resembles; and how many resemble none, unless each is to
-    /// be `named`.
+    /// The lines so far, each with the error for the format that it resembles; and how many
+    /// resemble none, unless each is to be `named`.
     pub(crate) fn give_up(&mut self, named: bool) -> (BadLines, u64) {
         let is_named = named || self.format != FormatArg::Auto;
         let resembles = |likely: &FormatArg| is_named || *likely != FormatArg::Combined;

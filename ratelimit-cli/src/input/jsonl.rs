@@ -23,7 +23,8 @@ struct Record {
     duration_us: Option<Value>,
 }
 
-/// Whether a line belongs to a trace, even if it is invalid: it has the field that no other object has.
+/// Whether a line belongs to a trace, even if it is invalid: it has the field that no other object
+/// has.
 pub(crate) fn is_record(line: &[u8]) -> bool {
     let fields = serde_json::from_str::<HashMap<String, Option<de::IgnoredAny>>>(
         &String::from_utf8_lossy(line),

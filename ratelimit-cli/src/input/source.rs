@@ -26,8 +26,8 @@ const LOOK_UP: Duration = Duration::from_millis(50);
 
 /// The decompressed bytes of an input.
 ///
-/// A separate thread reads and decompresses them: waiting for a slow pipe then never delays an interrupt, and
-/// decompression uses a second processor.
+/// A separate thread reads and decompresses them: waiting for a slow pipe then never delays an
+/// interrupt, and decompression uses a second processor.
 pub(crate) struct InputSource {
     chunks: Receiver<io::Result<Vec<u8>>>,
     chunk: Cursor<Vec<u8>>,
@@ -35,8 +35,8 @@ pub(crate) struct InputSource {
 }
 
 impl InputSource {
-    /// Opens the input of this name; `-` is standard input. Returns its length, too, if it has one. The bar shows what has
-    /// been read, before decompression, as the length is.
+    /// Opens the input of this name; `-` is standard input. Returns its length, too, if it has one.
+    /// The bar shows what has been read, before decompression, as the length is.
     pub(crate) fn open(
         path: &Path,
         interrupt: Interrupt,

@@ -20,8 +20,8 @@ const FORGOTTEN_AT_ONCE: usize = 32;
 pub(crate) struct Judge<'r, S> {
     pub(super) limiter: &'r RateLimiter<S>,
     pub(super) tally: Tally,
-    /// The keys used so far, if they are to be reset at the end: limits by position, each with a key for which it may have
-    /// a state.
+    /// The keys used so far, if they are to be reset at the end: limits by position, each with a
+    /// key for which it may have a state.
     touched: Option<HashSet<(usize, Box<str>)>>,
     /// The leases, if a limit has any.
     leases: Option<Leases>,
@@ -30,8 +30,8 @@ pub(crate) struct Judge<'r, S> {
 }
 
 impl<'r, S: Store<AnyAlgorithm>> Judge<'r, S> {
-    /// `nearness`: of how many callers to count how near they came to each limit. `forgets`: whether the keys are to be
-    /// reset at the end.
+    /// `nearness`: of how many callers to count how near they came to each limit. `forgets`:
+    /// whether the keys are to be reset at the end.
     pub(crate) fn new(limiter: &'r RateLimiter<S>, nearness: Option<usize>, forgets: bool) -> Self {
         let has_leases = limiter.limits().iter().any(|limit| limit.algorithm().has_leases());
         Self {
@@ -43,7 +43,8 @@ impl<'r, S: Store<AnyAlgorithm>> Judge<'r, S> {
         }
     }
 
-    /// Observes what the callers of `limits` need, by these limits [without a bound](crate::suggest::unbounded).
+    /// Observes what the callers of `limits` need, by these limits [without a
+    /// bound](crate::suggest::unbounded).
     pub(crate) fn observing(limiter: &'r RateLimiter<S>, limits: &'r Limits<AnyAlgorithm>) -> Self {
         Self { observed: Some(limits), ..Self::new(limiter, Some(usize::MAX), false) }
     }
@@ -65,7 +66,8 @@ impl<'r, S: Store<AnyAlgorithm>> Judge<'r, S> {
         request.validate().map_err(|refusal| refusal.to_string())
     }
 
-    /// Decides a request and counts it. The inner error says that the store does not support the operation.
+    /// Decides a request and counts it. The inner error says that the store does not support the
+    /// operation.
     pub(super) async fn decide(
         &mut self,
         entry: &InputEntry,

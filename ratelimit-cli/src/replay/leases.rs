@@ -1,8 +1,9 @@
-//! [`Leases`]: ends the leases of requests when these are over, where the input tells how long each took.
+//! [`Leases`]: ends the leases of requests when these are over, where the input tells how long each
+//! took.
 //!
-//! A lease is ended without an id, because the record of an id would stay in the store, and not every limit of a policy
-//! has such records. A refund ends the newest leases of a key; those among them that go on are granted again at their
-//! own times.
+//! A lease is ended without an id, because the record of an id would stay in the store, and not
+//! every limit of a policy has such records. A refund ends the newest leases of a key; those among
+//! them that go on are granted again at their own times.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap};
@@ -92,8 +93,8 @@ fn lease_us(limit: &Limit<AnyAlgorithm>) -> Option<u64> {
     limit.algorithm().reservation_us().filter(|_| limit.algorithm().has_leases())
 }
 
-/// Drops what the store counts no longer at this time, and returns the time that it takes this for: a clock that goes
-/// back stands still.
+/// Drops what the store counts no longer at this time, and returns the time that it takes this for:
+/// a clock that goes back stands still.
 fn forget_ended(leases: &mut Vec<ReplayLease>, at: Timestamp, lease_us: u64) -> Timestamp {
     let at = leases.last().map_or(at, |newest| at.max(newest.since));
     leases.retain(|lease| at.saturating_us_since(lease.since) < lease_us);

@@ -1,8 +1,9 @@
 //! [`ReplayedRequests`]: the requests of all inputs, in the order of their times.
 //!
-//! A server writes a line when it has answered, with the time at which the request came. So a long response puts its line
-//! behind those of later requests, and the lines of an access log are sorted here, within a window of time. A trace is
-//! decided in the order of its lines: it says what a store is asked, and a clock may go back.
+//! A server writes a line when it has answered, with the time at which the request came. So a long
+//! response puts its line behind those of later requests, and the lines of an access log are sorted
+//! here, within a window of time. A trace is decided in the order of its lines: it says what a
+//! store is asked, and a clock may go back.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -58,8 +59,8 @@ pub(crate) struct Order {
     pub(crate) late: u64,
     /// Lines of traces behind an earlier one.
     pub(crate) back: u64,
-    /// Requests that hold a lease for all of its time, because the input does not tell how long they took, though it
-    /// does of others.
+    /// Requests that hold a lease for all of its time, because the input does not tell how long
+    /// they took, though it does of others.
     pub(crate) endless: u64,
 }
 
@@ -145,7 +146,8 @@ impl ReplayedRequests {
 
     /// The limits that can be tried on these inputs, and what must be said of the others.
     ///
-    /// How many requests are in flight follows from how long each takes, which few access logs tell.
+    /// How many requests are in flight follows from how long each takes, which few access logs
+    /// tell.
     pub(crate) fn applicable(
         &mut self,
         limits: Limits<AnyAlgorithm>,
@@ -156,8 +158,8 @@ impl ReplayedRequests {
             return Ok((limits, None));
         }
         let names = leases.into_iter().map(Limit::name).collect::<Vec<_>>().join(", ");
-        // The format of each input is known once its first request is. The replay reports a failure, with what was read
-        // before.
+        // The format of each input is known once its first request is. The replay reports a
+        // failure, with what was read before.
         let mut peeked = self.inputs.iter_mut().map(|input| input.peek(&mut self.trouble));
         self.failed = self.failed.take().or_else(|| peeked.find_map(Result::err));
         let is_told = |input: &Input| input.has_durations || !input.is_access_log();

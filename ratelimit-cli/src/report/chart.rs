@@ -1,4 +1,5 @@
-//! The charts: SVG whose places are percentages, so that a browser stretches them to the page and leaves their text as it is.
+//! The charts: SVG whose places are percentages, so that a browser stretches them to the page and
+//! leaves their text as it is.
 
 use std::collections::BTreeMap;
 
@@ -79,7 +80,8 @@ impl Axis {
         }
     }
 
-    /// One bar per bucket: denied requests stand on admitted ones. `counts` picks what is shown of a bucket.
+    /// One bar per bucket: denied requests stand on admitted ones. `counts` picks what is shown of
+    /// a bucket.
     fn strip(&self, title: &str, highest: u64, counts: impl Fn(&TimeBucket) -> Counts) -> Markup {
         let step = round_step(highest);
         let top = highest.div_ceil(step).max(1) * step;
@@ -177,7 +179,8 @@ fn numbers(tally: &Tally, buckets: &[(Timestamp, TimeBucket)]) -> Markup {
         .html(&format!("Requests per {every}, and those that each limit denied"))
 }
 
-/// The callers by what they needed of a limit, on a logarithmic axis: a dot grows with the number of callers.
+/// The callers by what they needed of a limit, on a logarithmic axis: a dot grows with the number
+/// of callers.
 pub(super) fn needs(needs: &BTreeMap<u64, u64>, capacity: u64) -> Markup {
     let most =
         needs.keys().copied().filter(|need| *need < u64::MAX).max().unwrap_or(1).max(capacity);
@@ -268,7 +271,8 @@ fn log2(n: u64) -> u64 {
     u64::from(whole) * 1_000 + scaled(n.max(1) - (1 << whole), 1_000, 1 << whole)
 }
 
-/// The height of a bar: at least a fiftieth of the chart for what exists, so that one denial among a million is seen.
+/// The height of a bar: at least a fiftieth of the chart for what exists, so that one denial among
+/// a million is seen.
 fn visible(n: u64, top: u64) -> u64 {
     if n > 0 { scaled(n, WHOLE, top).max(WHOLE / 50) } else { 0 }
 }

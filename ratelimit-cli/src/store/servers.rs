@@ -32,7 +32,8 @@ impl Redis {
         Ok(Box::new(Self { url: RedisUrl::parse(&plain).map_err(refused)?, tag }))
     }
 
-    /// A store that lasts, which this command needs: there is nothing in a new memory store to work on.
+    /// A store that lasts, which this command needs: there is nothing in a new memory store to work
+    /// on.
     pub(crate) fn lasting(text: &str, command: &str) -> Result<Box<Self>, Failure> {
         if text == "memory" {
             return Err(Failure::input(format!(
@@ -103,8 +104,9 @@ impl Store<AnyAlgorithm> for Remote {
     }
 }
 
-/// Applies an operation to these limits, each at its own key, in one batch. A limiter would leave out shadow limits,
-/// and would refuse a caller without a required identifier: the tool asks about any caller.
+/// Applies an operation to these limits, each at its own key, in one batch. A limiter would leave
+/// out shadow limits, and would refuse a caller without a required identifier: the tool asks about
+/// any caller.
 pub(crate) async fn apply_to<S: Store<AnyAlgorithm, Error = RedisError>>(
     store: &S,
     keyed: &[(&Limit<AnyAlgorithm>, Cow<'_, str>)],

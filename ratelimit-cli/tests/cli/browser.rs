@@ -1,7 +1,8 @@
-//! The report as a headless Chromium shows it: the one that `RATELIMIT_CHROMIUM` names, or one on `PATH`. Without one,
-//! the tests say that they are skipped; `scripts/test` installs one.
+//! The report as a headless Chromium shows it: the one that `RATELIMIT_CHROMIUM` names, or one on
+//! `PATH`. Without one, the tests say that they are skipped; `scripts/test` installs one.
 //!
-//! `RATELIMIT_PICTURE=docs/guide/src/report.png cargo test --test cli picture` makes the picture of the README anew.
+//! `RATELIMIT_PICTURE=docs/guide/src/report.png cargo test --test cli picture` makes the picture of
+//! the README anew.
 
 use std::process::Command;
 
@@ -10,7 +11,8 @@ use serde_json::{Value, json};
 use crate::chromium::{self, Chromium};
 use crate::common::{Scene, example, limit, workspace};
 
-/// What is wrong with the page: what scrolls sideways, unless it is folded away, and what someone lacks who does not see it.
+/// What is wrong with the page: what scrolls sideways, unless it is folded away, and what someone
+/// lacks who does not see it.
 const WRONG: &str = r#"(() => {
   const wrong = [...document.querySelectorAll("html, .scroll:not(details *), figure, section")]
     .filter(e => e.scrollWidth > e.clientWidth).map(e => "scrolls: " + e.tagName + " " + e.ariaLabel);

@@ -46,7 +46,8 @@ pub(crate) struct Chromium {
     _profile: TempDir,
 }
 
-/// The browser that `RATELIMIT_CHROMIUM` names, or one on `PATH`. Without one, a line says that the test is skipped.
+/// The browser that `RATELIMIT_CHROMIUM` names, or one on `PATH`. Without one, a line says that the
+/// test is skipped.
 pub(crate) fn installed() -> Option<PathBuf> {
     let told = env::var_os("RATELIMIT_CHROMIUM").map(PathBuf::from);
     let path = env::var_os("PATH").unwrap_or_default();
@@ -130,7 +131,8 @@ impl Chromium {
         self.messages.recv_timeout(PATIENCE).expect("the browser answers")
     }
 
-    /// Opens a page light and dark, narrow and wide, and looks at it each time: what it looks like counts if that says so.
+    /// Opens a page light and dark, narrow and wide, and looks at it each time: what it looks like
+    /// counts if that says so.
     pub(crate) fn open_each_way(&mut self, url: &str, look: impl Fn(&mut Self, &str) -> bool) {
         for (scheme, width) in [("light", 360), ("light", 1_280), ("dark", 360), ("dark", 1_280)] {
             let shown = format!("{url}, {scheme}, {width} px");
@@ -163,7 +165,8 @@ impl Chromium {
         answer["result"]["value"].clone()
     }
 
-    /// What the page looks like: the width of its picture, how many colours that has, and how light it is, from 0 to 255.
+    /// What the page looks like: the width of its picture, how many colours that has, and how light
+    /// it is, from 0 to 255.
     fn seen(&mut self) -> [u64; 3] {
         let shot = self.ask("Page.captureScreenshot", &json!({ "format": "png" }));
         let seen = self.evaluate(&format!("{COLOURS}({})", shot["data"]));

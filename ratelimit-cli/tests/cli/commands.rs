@@ -105,7 +105,8 @@ fn every_command_has_a_man_page() {
     }
     let page = scene.read("new/man1/ratelimit-replay.1");
     assert!(page.contains("at_us") && page.contains("compare"), "{page}");
-    // What stands below the options is shown as it is, and a synopsis has the values of its options.
+    // What stands below the options is shown as it is, and a synopsis has the values of its
+    // options.
     let (options, below) =
         page.split_once(".SH \"EXAMPLES AND FORMATS\"\n.nf\n").expect("examples");
     assert!(options.contains("POLICY.toml") && below.trim_end().ends_with("\n.fi"), "{page}");
@@ -130,7 +131,8 @@ fn a_policy_is_wrong_at_a_line_and_a_column_and_lint_names_each_limit() {
     let burst = "line 23, column 9: limit \"a\": burst is 0";
     let ran = lint(&[]).exits(2).says(&[place, burst, "line 28, column 10: shadow is 1"]);
     assert!(ran.out.ends_with("policy.toml: 5 limits, 3 problems\n"), "{}", ran.out);
-    // Where only the limit without a name so far is wrong, it is one problem, and a reader of the policy names its number.
+    // Where only the limit without a name so far is wrong, it is one problem, and a reader of the
+    // policy names its number.
     scene.write(
         "late.toml",
         format!("[[limit]]\nname = \"c\"\n{gcra}[[limit]]\n{gcra}burst = 0\nname = \"d\"\n"),

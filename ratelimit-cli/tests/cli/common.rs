@@ -23,7 +23,8 @@ pub(crate) static TWO: LazyLock<String> = LazyLock::new(|| {
         + &limit("per-user", "user", "fixed-window 2/m", "")
 });
 
-/// A limit in a document: its name, its identifiers, its algorithm and rate, and its other fields as they are written there.
+/// A limit in a document: its name, its identifiers, its algorithm and rate, and its other fields
+/// as they are written there.
 pub(crate) fn limit(name: &str, key: &str, how: &str, more: &str) -> String {
     let key: Vec<_> = key.split(' ').collect();
     let (algorithm, rate) = how.split_once(' ').expect("an algorithm and a rate");
@@ -173,8 +174,8 @@ impl From<Output> for Ran {
     }
 }
 
-/// The number of keys on the server. A key that the mode CAS removes alone lives for another millisecond, without a value, and is
-/// counted by `DBSIZE` until the server looks for it.
+/// The number of keys on the server. A key that the mode CAS removes alone lives for another
+/// millisecond, without a value, and is counted by `DBSIZE` until the server looks for it.
 pub(crate) fn keys(server: &RedisServer) -> i64 {
     const LASTING: &str = "local lasting = 0 for _, key in ipairs(redis.call('KEYS', '*')) do \
         local ttl = redis.call('PTTL', key) if ttl < 0 or ttl > 1 then lasting = lasting + 1 end end return lasting";

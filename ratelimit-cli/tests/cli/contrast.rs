@@ -10,7 +10,8 @@ fn luminance(colour: &str) -> f64 {
     0.2126 * part(1) + 0.7152 * part(3) + 0.0722 * part(5)
 }
 
-/// Checks that each pair of a style's colours, which it names as `--ink: #1f2933`, has at least this contrast.
+/// Checks that each pair of a style's colours, which it names as `--ink: #1f2933`, has at least
+/// this contrast.
 pub(crate) fn stand_out(style: &str, pairs: &[(&str, &str, f64)]) {
     let colour = |name: &str| {
         let (_, rest) = style.split_once(&format!("--{name}: ")).expect(name);

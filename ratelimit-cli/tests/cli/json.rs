@@ -27,7 +27,8 @@ fn fields(value: &Value, found: &mut BTreeSet<String>) {
     }
 }
 
-/// Runs a command. Checks that its `--help` names each field of its JSON, and that these fields are among them.
+/// Runs a command. Checks that its `--help` names each field of its JSON, and that these fields are
+/// among them.
 fn is_described(scene: &Scene, command: &[&str], expected: &[&str]) {
     let (name, more) = (command[0], &command[1..]);
     let policy = if name == "lint" { &[][..] } else { &["--policy", "policy.toml"] };

@@ -1,5 +1,5 @@
-//! The order of a log's lines decides nothing: neither that of a server which writes a line when it has answered, nor that
-//! of several servers and rotated files.
+//! The order of a log's lines decides nothing: neither that of a server which writes a line when it
+//! has answered, nor that of several servers and rotated files.
 
 use crate::common::{Ran, Scene, TWO, gzip, limit};
 
@@ -96,7 +96,8 @@ fn of_a_limit_on_requests_at_the_same_time_a_log_says_nothing() {
     assert_eq!(decided, scene.decided(&["input"]));
 }
 
-/// Requests of one caller that overlap, each with the time that it took: up to 35 s, under leases of 30 s.
+/// Requests of one caller that overlap, each with the time that it took: up to 35 s, under leases
+/// of 30 s.
 fn jobs() -> Vec<(u64, u64)> {
     let job = |n: u64| (60_000_000 + n * n * 7_919 % 400_000_000, n * 7_654_321 % 35_000_000);
     let mut jobs: Vec<_> = (0..300).map(job).collect();

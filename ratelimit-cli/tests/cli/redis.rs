@@ -11,16 +11,18 @@ fn modes(server: &RedisServer) -> [String; 2] {
     ["lua", "cas"].map(|mode| format!("{}?mode={mode}", server.url()))
 }
 
-/// The requests of a [`trace`]. A replay waits for the server at least once per request, so there are no more than needed.
+/// The requests of a [`trace`]. A replay waits for the server at least once per request, so there
+/// are no more than needed.
 const REQUESTS: usize = 66;
 
-/// Requests of three keys and two addresses, back and forth in time. Each takes up to 1.5 s, the lease of a second and
-/// more.
+/// Requests of three keys and two addresses, back and forth in time. Each takes up to 1.5 s, the
+/// lease of a second and more.
 fn trace() -> String {
     let ops = ["acquire", "peek", "refund", "force", "acquire", "reset"];
     let line = |n: usize| {
         let at = 5_000_000 + n * 77_777 - n % 3 * 400_000;
-        // Each operation comes eleven times, and so with each cost, key and address. A prime mixes these.
+        // Each operation comes eleven times, and so with each cost, key and address. A prime mixes
+        // these.
         let (op, nth) = (ops[n % ops.len()], n * 7 % REQUESTS / ops.len());
         let (cost, key, ip, took) = (nth % 5, nth % 3, nth % 2, n * 262_144 % 1_500_001);
         format!(
@@ -31,8 +33,8 @@ fn trace() -> String {
     (0..REQUESTS).map(line).collect()
 }
 
-/// A replay leaves the choice of client, mode and place to the store, on which all of these agree: they are tried together,
-/// on the bundled log, and on a real one if the environment names one.
+/// A replay leaves the choice of client, mode and place to the store, on which all of these agree:
+/// they are tried together, on the bundled log, and on a real one if the environment names one.
 #[test]
 fn a_log_gives_the_same_bytes_on_a_server_and_on_a_cluster_and_leaves_no_key() {
     let one = [RedisServer::start().expect("a server")];

@@ -254,8 +254,8 @@ fn an_interrupted_replay_ends_on_a_whole_line_and_reports_its_decisions() {
     let scene = Scene::new(BUCKET);
     let mut child =
         scene.start(&["replay", "--policy", "policy.toml", "--decisions", "out.jsonl", "-"]);
-    // Enough input for the first decisions to reach the file: from then on the tool catches signals. The pipe
-    // stays open, and the input ends within a line.
+    // Enough input for the first decisions to reach the file: from then on the tool catches
+    // signals. The pipe stays open, and the input ends within a line.
     let mut pipe = child.stdin.take().expect("a pipe");
     pipe.write_all(GOOD.repeat(5_000).as_bytes()).expect("writes");
     pipe.write_all(&GOOD.as_bytes()[..10]).expect("writes");

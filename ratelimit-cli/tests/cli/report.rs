@@ -20,7 +20,8 @@ static OTHER: LazyLock<String> = LazyLock::new(|| {
         + &limit("per-path", "path", "gcra 1/s", "burst = 9")
 });
 
-/// A thousand requests of callers that differ in how often they come, the most frequent with markup in its name.
+/// A thousand requests of callers that differ in how often they come, the most frequent with markup
+/// in its name.
 fn trace() -> String {
     let mut lines = String::new();
     let (mut at_us, mut random) = (1_000_000_000_u64, 7_u64);

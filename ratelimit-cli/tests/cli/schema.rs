@@ -1,4 +1,5 @@
-//! The schema of policies accepts what the parser accepts, and refuses what it refuses, up to [`UNSAYABLE`].
+//! The schema of policies accepts what the parser accepts, and refuses what it refuses, up to
+//! [`UNSAYABLE`].
 
 use std::collections::BTreeSet;
 use std::ffi::OsStr;
@@ -12,7 +13,8 @@ use serde_json::{Value, json};
 
 use crate::common::{Scene, workspace};
 
-/// What a schema cannot say: a document that it accepts, and a part of the error by which the parser refuses it.
+/// What a schema cannot say: a document that it accepts, and a part of the error by which the
+/// parser refuses it.
 const UNSAYABLE: [(&str, &str); 9] = [
     (
         r#"[{"name":"a","algorithm":"gcra","rate":"1/s"},{"name":"a","algorithm":"gcra","rate":"1/s"}]"#,
@@ -41,8 +43,8 @@ const UNSAYABLE: [(&str, &str); 9] = [
     (r#"[{"name":"a","algorithm":"gcra","rate":"1/s","burst":20.0}]"#, "burst is 20.0"),
 ];
 
-/// Besides, the parser accepts what the schema refuses: a field that is `null` in JSON, which counts as absent, and
-/// white space other than spaces around the parts of a rate.
+/// Besides, the parser accepts what the schema refuses: a field that is `null` in JSON, which
+/// counts as absent, and white space other than spaces around the parts of a rate.
 const MORE_THAN_THE_SCHEMA: [&str; 2] = [
     r#"[{"name":"a","algorithm":"gcra","rate":"1/s","burst":null}]"#,
     r#"[{"name":"a","algorithm":"gcra","rate":"1\t/s"}]"#,
@@ -83,7 +85,8 @@ fn of_limits(limits: &str) -> Value {
     json!({ "limit": serde_json::from_str::<Value>(limits).expect("JSON") })
 }
 
-/// Checks that schema and parser say the same of a document, up to [`UNSAYABLE`]. Returns whether it is a policy.
+/// Checks that schema and parser say the same of a document, up to [`UNSAYABLE`]. Returns whether
+/// it is a policy.
 fn agree(validator: &Validator, document: &Value) -> Result<bool, String> {
     match (validator.validate(document), parsed(document)) {
         (Ok(()), Ok(_)) => Ok(true),
@@ -189,7 +192,8 @@ fn every_policy_of_the_repository_validates() {
     assert!(policies >= 10 && files.len() >= 10, "{policies} policies in {files:?}");
 }
 
-/// Values of each field that some limit may have, and values that none may. `null` stands for a field that is missing.
+/// Values of each field that some limit may have, and values that none may. `null` stands for a
+/// field that is missing.
 fn values() -> [Value; 2] {
     let long = |length: usize| "a".repeat(length);
     let rates = |number: usize| ["1/s", "2/s", "3/s", "4/s", "5/s"][..number].to_vec();

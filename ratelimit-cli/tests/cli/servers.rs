@@ -1,5 +1,6 @@
-//! `check`, `inspect`, `top`, `heal` and `reset` on a server, of two limits that differ in one thing: a row per algorithm,
-//! and one per field of a limit. What each says of a limit is that limit's.
+//! `check`, `inspect`, `top`, `heal` and `reset` on a server, of two limits that differ in one
+//! thing: a row per algorithm, and one per field of a limit. What each says of a limit is that
+//! limit's.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -123,7 +124,8 @@ fn what_a_limit_is_owed_is_told_of_that_limit() {
     let server = RedisServer::start().expect("a server");
     let url = server.url();
     let named = |name: &str, more| of(name, "ip", "gcra", 9, more);
-    // Of two limits with a debt one is owed three of nine an hour, the other nothing; the third can be owed nothing.
+    // Of two limits with a debt one is owed three of nine an hour, the other nothing; the third can
+    // be owed nothing.
     let policy = [named("plain", ""), named("one", "debt = 5"), named("two", "debt = 5")];
     let scene = Scene::new(&policy.concat());
     let now_us = SystemTime::now().duration_since(UNIX_EPOCH).expect("after 1970").as_micros();

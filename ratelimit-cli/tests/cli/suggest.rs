@@ -1,4 +1,5 @@
-//! `suggest`: its proposal, replayed, denies as few callers as it says, and anything smaller denies too many.
+//! `suggest`: its proposal, replayed, denies as few callers as it says, and anything smaller denies
+//! too many.
 
 use crate::common::{Scene, example};
 

@@ -114,7 +114,8 @@ fn a_tag_and_a_secret_find_the_states_of_a_store_that_has_them() {
     assert_eq!(remaining(&[], Some("open sesame")), 0);
     assert_eq!(remaining(&[], Some("another")), 5);
     assert_eq!(remaining(&[], None), 5);
-    // Without the secret, or for a limit of another name, nothing is found and nothing is said to be reset.
+    // Without the secret, or for a limit of another name, nothing is found and nothing is said to
+    // be reset.
     let reset = |more: &[&str]| {
         scene.command("reset", &[&["carol", "--store", &url], more].concat()).exits(0)
     };

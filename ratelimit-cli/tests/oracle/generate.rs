@@ -1,5 +1,6 @@
-//! Logs, traces and policies, drawn from a seed. Times repeat, local times repeat an hour later in another zone, a lease
-//! ends when the next request comes, and lines are out of order, some by more than a log is sorted.
+//! Logs, traces and policies, drawn from a seed. Times repeat, local times repeat an hour later in
+//! another zone, a lease ends when the next request comes, and lines are out of order, some by more
+//! than a log is sorted.
 
 use std::fmt::Write as _;
 
@@ -139,7 +140,8 @@ pub(crate) fn access_log(draw: &mut Draw) -> String {
         write!(line, " {}.000", draw.below(4)).expect("a text");
         lines.push((at, line));
     }
-    // A server writes a line when it has answered: some come later, and few more than five minutes later.
+    // A server writes a line when it has answered: some come later, and few more than five minutes
+    // later.
     for place in 0..lines.len() - 4 {
         let other = place + usize::try_from(draw.below(4)).expect("few");
         if draw.below(3) == 0 && lines[other].0.abs_diff(lines[place].0) < 200 {

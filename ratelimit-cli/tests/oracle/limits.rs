@@ -1,5 +1,6 @@
-//! The limits of a policy, decided from the history of each key: nothing is kept but what was charged, and all of it is
-//! counted anew for each request. Slow, plain, and without a line of the crates.
+//! The limits of a policy, decided from the history of each key: nothing is kept but what was
+//! charged, and all of it is counted anew for each request. Slow, plain, and without a line of the
+//! crates.
 
 /// What was charged, when, and when the request was over.
 #[derive(Clone, Copy, Debug)]
@@ -19,7 +20,8 @@ pub(crate) enum How {
     GivesBack,
 }
 
-/// When a request is over, and the line that shows it: the first later one of that time or a later one.
+/// When a request is over, and the line that shows it: the first later one of that time or a later
+/// one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Over {
     pub(crate) line: usize,
@@ -212,8 +214,8 @@ impl Limit {
         live
     }
 
-    /// What is left of a bucket, in parts of which each unit of cost has as many as the period has microseconds. What is owed
-    /// is less than nothing.
+    /// What is left of a bucket, in parts of which each unit of cost has as many as the period has
+    /// microseconds. What is owed is less than nothing.
     fn tokens(&self, history: &[Charge], now: u64) -> i128 {
         let parts = |units: u64| i128::from(units) * i128::from(self.period.1);
         let (full, mut since) = (parts(self.burst), 0);
@@ -231,7 +233,8 @@ impl Limit {
         full.min(tokens + flow(now - since))
     }
 
-    /// What the window that begins at `start` counts: what was charged in it, and what is owed by those before.
+    /// What the window that begins at `start` counts: what was charged in it, and what is owed by
+    /// those before.
     fn in_window(&self, history: &[Charge], start: u64) -> u64 {
         let carried = |used: u64, from: u64, to: u64| match self.algorithm {
             "fixed-window" => used.saturating_sub((to - from) / self.period.1 * self.count),
@@ -246,7 +249,8 @@ impl Limit {
         carried(used, window, start)
     }
 
-    /// What counts of all that was charged in a window of this length, at a time that does not go back.
+    /// What counts of all that was charged in a window of this length, at a time that does not go
+    /// back.
     fn used(&self, history: &[Charge], now: u64, span: u64) -> u64 {
         let (period, start) = (self.period.1, self.window_of(now));
         match self.algorithm {
@@ -340,8 +344,8 @@ impl Limit {
         self.changes(history, now).into_iter().find(|at| holds(*at))
     }
 
-    /// What the limit answers once these were charged, of a request at this time and cost. `is_over`: whether it is
-    /// admitted, so that it will not come again.
+    /// What the limit answers once these were charged, of a request at this time and cost.
+    /// `is_over`: whether it is admitted, so that it will not come again.
     fn answer(
         &self,
         history: &[Charge],
@@ -378,8 +382,8 @@ impl Limit {
         }
     }
 
-    /// Charges a request: if no limit of it denies it, and by attempts in any case. Returns whether it fits, and what is
-    /// forgiven.
+    /// Charges a request: if no limit of it denies it, and by attempts in any case. Returns whether
+    /// it fits, and what is forgiven.
     pub(crate) fn charge(
         &self,
         history: &mut Vec<Charge>,
@@ -473,7 +477,8 @@ impl Limit {
         forgiven
     }
 
-    /// When a forced charge or a refund counts: in the window of what is still owed, if that has room.
+    /// When a forced charge or a refund counts: in the window of what is still owed, if that has
+    /// room.
     fn counted_at(&self, history: &[Charge], now: u64, charge: u64) -> u64 {
         let owing = history.last().filter(|_| self.algorithm == "fixed-window");
         let has_room = |last: &&Charge| {

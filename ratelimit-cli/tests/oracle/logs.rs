@@ -82,8 +82,8 @@ fn between<'t>(text: &'t str, from: &str, to: &str) -> &'t str {
     &rest[..rest.find(to).expect(to)]
 }
 
-/// An access log, in the order of its times. A line waits until one comes that is more than five minutes later, and is
-/// decided before the later ones that wait.
+/// An access log, in the order of its times. A line waits until one comes that is more than five
+/// minutes later, and is decided before the later ones that wait.
 pub(crate) fn access_log(text: &str) -> Log {
     let (mut log, mut waiting, mut latest) = (Log::default(), Vec::<Request>::new(), 0);
     for (place, line) in text.lines().enumerate() {

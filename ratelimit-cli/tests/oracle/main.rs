@@ -1,5 +1,6 @@
-//! The tool against a plain second reading of the log: the same log and policy, read by other parsers and counted from
-//! the history of each key, give the same decisions, summary, report, proposal and comparison, each limit by its name.
+//! The tool against a plain second reading of the log: the same log and policy, read by other
+//! parsers and counted from the history of each key, give the same decisions, summary, report,
+//! proposal and comparison, each limit by its name.
 #![allow(missing_docs, clippy::expect_used, clippy::panic)]
 #![allow(
     clippy::format_push_string,

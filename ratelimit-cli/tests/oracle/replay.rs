@@ -15,7 +15,8 @@ type Histories = BTreeMap<(String, String), Vec<Charge>>;
 pub(crate) struct Decided {
     pub(crate) request: Request,
     pub(crate) allowed: bool,
-    /// By the name of the limit, in the order of the policy: those that are enforced, then those in shadow.
+    /// By the name of the limit, in the order of the policy: those that are enforced, then those in
+    /// shadow.
     pub(crate) enforced: Vec<(String, Answer)>,
     pub(crate) shadow: Vec<(String, Answer)>,
 }
@@ -115,7 +116,8 @@ pub(crate) fn line(decided: &Decided, limits: &[Limit]) -> Value {
     line
 }
 
-/// Of each caller of a limit the smallest capacity with which the limit alone denies it nothing, the largest first.
+/// Of each caller of a limit the smallest capacity with which the limit alone denies it nothing,
+/// the largest first.
 pub(crate) fn needs(limit: &Limit, requests: &[Request]) -> Vec<u64> {
     let mut by_key: BTreeMap<String, Vec<Request>> = BTreeMap::new();
     for request in requests {
@@ -131,7 +133,8 @@ pub(crate) fn needs(limit: &Limit, requests: &[Request]) -> Vec<u64> {
 /// The smallest capacity with which the limit alone denies the requests of this caller nothing.
 fn need(limit: &Limit, requests: &[Request]) -> u64 {
     let is_enough: Box<dyn Fn(u64) -> bool> = if requests.iter().any(|one| one.op == "force") {
-        // Forced charges count in full: what was used at most of each window without a bound must fit.
+        // Forced charges count in full: what was used at most of each window without a bound must
+        // fit.
         let used = |wide: Limit| alone(&wide, requests).map(|(_, used)| used).max().unwrap_or(1);
         let used: Vec<_> = limit.unbounded().into_iter().map(used).collect();
         Box::new(move |capacity| {
@@ -154,7 +157,8 @@ fn need(limit: &Limit, requests: &[Request]) -> u64 {
     yes
 }
 
-/// Of each request to be admitted that one caller makes of one limit: whether it is, and what is used then.
+/// Of each request to be admitted that one caller makes of one limit: whether it is, and what is
+/// used then.
 fn alone(limit: &Limit, requests: &[Request]) -> impl Iterator<Item = (bool, u64)> {
     let mut history = Vec::new();
     requests.iter().filter_map(move |request| {
@@ -196,7 +200,8 @@ pub(crate) fn callers(limit: &Limit, decided: &[Decided]) -> [usize; 2] {
     callers.map(|callers| callers.len())
 }
 
-/// Whom a denied request is blamed on: the first identifiers of the limits that denied it, each with its value.
+/// Whom a denied request is blamed on: the first identifiers of the limits that denied it, each
+/// with its value.
 pub(crate) fn blamed(limits: &[Limit], one: &Decided) -> BTreeSet<(String, String)> {
     let first = |name: &str| {
         let limit = limits.iter().find(|limit| limit.name == name).expect("a limit");

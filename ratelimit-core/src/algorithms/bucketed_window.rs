@@ -1,11 +1,13 @@
-//! The sliding window over buckets: a count per second (or per other bucket), summed over several windows.
+//! The sliding window over buckets: a count per second (or per other bucket), summed over several
+//! windows.
 //!
-//! Source: the Redis pattern of a counter per second that is read back with `MGET`: 1,000 in one second, 5,000 in ten,
-//! 7,000 in fifteen, all from the same counters. A window of `n` buckets is the current bucket and the `n − 1` before
-//! it, so it slides by one bucket at a time. Buckets are aligned to the clock.
+//! Source: the Redis pattern of a counter per second that is read back with `MGET`: 1,000 in one
+//! second, 5,000 in ten, 7,000 in fifteen, all from the same counters. A window of `n` buckets is
+//! the current bucket and the `n − 1` before it, so it slides by one bucket at a time. Buckets are
+//! aligned to the clock.
 //!
-//! It is coarser than [`SlidingLog`](crate::SlidingLog) by one bucket. Its state grows with the number of buckets, not
-//! of requests.
+//! It is coarser than [`SlidingLog`](crate::SlidingLog) by one bucket. Its state grows with the
+//! number of buckets, not of requests.
 //!
 //! `bucketed_window.lua` in `ratelimit-redis` is the same algorithm in Lua.
 
@@ -29,8 +31,8 @@ const MAX_BUCKETS: u64 = 4096;
 
 /// Several windows over shared buckets; a request must fit all of them.
 ///
-/// A decision shows the window with the least remaining (the first on a tie). A step takes time and memory in
-/// proportion to the buckets of the longest window that have admitted a request.
+/// A decision shows the window with the least remaining (the first on a tie). A step takes time and
+/// memory in proportion to the buckets of the longest window that have admitted a request.
 ///
 /// ```
 /// use ratelimit_core::{Algorithm, BucketedWindow, Timestamp};
@@ -87,8 +89,8 @@ impl BucketedWindow {
     /// Windows as rates, over buckets of `bucket_us` microseconds.
     ///
     /// # Errors
-    /// No window, or more than four; a bucket of 0; a window that is not a whole number of buckets, or of more than
-    /// 4,096 buckets.
+    /// No window, or more than four; a bucket of 0; a window that is not a whole number of buckets,
+    /// or of more than 4,096 buckets.
     pub fn new(bucket_us: u64, rates: &[Rate]) -> Result<Self, ConfigError> {
         if rates.is_empty() || rates.len() > MAX_WINDOWS {
             return Err(ConfigError::new(format!(
@@ -308,7 +310,8 @@ impl Algorithm for BucketedWindow {
         Some(self.admitted(now, cost, live, Some(buckets)))
     }
 
-    /// Charges the largest of the windows' limits: no window has anything left until the bucket has left it.
+    /// Charges the largest of the windows' limits: no window has anything left until the bucket has
+    /// left it.
     fn filled(&self, now: Timestamp) -> Step<BucketedWindowState> {
         let most = self.windows().iter().map(|window| window.limit).max().unwrap_or_default();
         let live = self.live(None, now);

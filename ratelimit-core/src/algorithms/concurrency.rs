@@ -1,15 +1,16 @@
 //! The concurrency limit: a semaphore whose permits are leases.
 //!
-//! Source: Gray and Cheriton, "Leases: An Efficient Fault-Tolerant Mechanism for Distributed File Cache Consistency"
-//! (1989). A lease ends by itself, so a caller that dies frees its place. A request with a
-//! [`ReservationId`](crate::ReservationId) gets a lease under that id: [renewing](crate::Algorithm::renew) extends it, and
-//! [settling](crate::Algorithm::settle) releases it. A request without an id gets a lease that ends with its time, or by a
-//! refund.
+//! Source: Gray and Cheriton, "Leases: An Efficient Fault-Tolerant Mechanism for Distributed File
+//! Cache Consistency" (1989). A lease ends by itself, so a caller that dies frees its place. A
+//! request with a [`ReservationId`](crate::ReservationId) gets a lease under that id:
+//! [renewing](crate::Algorithm::renew) extends it, and [settling](crate::Algorithm::settle)
+//! releases it. A request without an id gets a lease that ends with its time, or by a refund.
 //!
-//! A lease granted or renewed at `t` counts until just before `t + lease`, and no longer at `t + lease`. The wait of a
-//! denied request assumes that no lease is released early.
+//! A lease granted or renewed at `t` counts until just before `t + lease`, and no longer at `t +
+//! lease`. The wait of a denied request assumes that no lease is released early.
 //!
-//! The arithmetic is in `entries.rs`. `concurrency.lua` in `ratelimit-redis` is the same algorithm in Lua.
+//! The arithmetic is in `entries.rs`. `concurrency.lua` in `ratelimit-redis` is the same algorithm
+//! in Lua.
 
 use alloc::format;
 
@@ -45,8 +46,8 @@ pub type Concurrency = LoggedWindow<true>;
 pub type ConcurrencyState = LogState<true>;
 
 impl Concurrency {
-    /// The count of the rate at the same time, with leases of the rate's period: `20/30s` is 20 at the same time, each
-    /// for at most half a minute.
+    /// The count of the rate at the same time, with leases of the rate's period: `20/30s` is 20 at
+    /// the same time, each for at most half a minute.
     ///
     /// # Errors
     /// A count above 10,000, because each step reads all leases.
@@ -107,7 +108,8 @@ mod tests {
             let step = limit.renew(Some(&there), timestamp(now), &lease);
             assert_eq!(step.write.after(Some(&there)), Some(&state(renewed)), "{lease:?}");
         }
-        // If the clock has gone back, a lease counts as granted with the newest one, and is released there.
+        // If the clock has gone back, a lease counts as granted with the newest one, and is
+        // released there.
         assert_eq!(limit.charged_at(Some(&there), timestamp(3)), timestamp(5));
         let granted = limit.step(Some(&there), timestamp(3), 1).write;
         assert_eq!(granted.after(None), Some(&state(&[(1, 2), (3, 1), (5, 5)])));

@@ -1,20 +1,24 @@
 //! The two fixed window counters: a count that starts at 0 in every window.
 //!
-//! Source: the Redis documentation of `INCR`. In its "Pattern: Rate limiter 1" there is a counter per client and second or
-//! hour: windows are `[k · window, (k + 1) · window)` since the Unix epoch, the same for all keys. In its "Pattern: Rate
-//! limiter 2" the first request creates the counter, and the expiry of the counter ends the window: each key has its own
-//! windows `[first, first + window)`, and the next one begins with the next request.
+//! Source: the Redis documentation of `INCR`. In its "Pattern: Rate limiter 1" there is a counter
+//! per client and second or hour: windows are `[k · window, (k + 1) · window)` since the Unix
+//! epoch, the same for all keys. In its "Pattern: Rate limiter 2" the first request creates the
+//! counter, and the expiry of the counter ends the window: each key has its own windows `[first,
+//! first + window)`, and the next one begins with the next request.
 //!
-//! Under both a caller can get up to twice the limit within one window's length, half before and half after the end of a
-//! window. [`Gcra`](crate::Gcra) and [`SlidingLog`](crate::SlidingLog) have no such boundary.
+//! Under both a caller can get up to twice the limit within one window's length, half before and
+//! half after the end of a window. [`Gcra`](crate::Gcra) and [`SlidingLog`](crate::SlidingLog) have
+//! no such boundary.
 //!
 //! # Debt
 //!
-//! A forced charge or a settlement above its reservation may count up to `debt` more than the limit of a window that is
-//! aligned to the clock. The next windows pay what is owed: each begins with the count of the one before, less the
-//! limit. So an interval that touches `n` windows admits at most `n · limit + debt`.
+//! A forced charge or a settlement above its reservation may count up to `debt` more than the limit
+//! of a window that is aligned to the clock. The next windows pay what is owed: each begins with
+//! the count of the one before, less the limit. So an interval that touches `n` windows admits at
+//! most `n · limit + debt`.
 //!
-//! `fixed_window.lua` and `first_request_window.lua` in `ratelimit-redis` are the same algorithms in Lua.
+//! `fixed_window.lua` and `first_request_window.lua` in `ratelimit-redis` are the same algorithms
+//! in Lua.
 
 use alloc::borrow::Cow;
 use alloc::format;
@@ -59,8 +63,9 @@ pub type FixedWindowState = WindowState<true>;
 /// What [`FirstRequestWindow`] keeps for a key.
 pub type FirstRequestState = WindowState<false>;
 
-/// [`FixedWindow`] if `ALIGNED`, or [`FirstRequestWindow`]: they differ in when a window begins. The charges of a window that
-/// is aligned to the clock can be settled, because the time of a charge tells its window.
+/// [`FixedWindow`] if `ALIGNED`, or [`FirstRequestWindow`]: they differ in when a window begins.
+/// The charges of a window that is aligned to the clock can be settled, because the time of a
+/// charge tells its window.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CountedWindow<const ALIGNED: bool> {
     window: WindowLimit,
@@ -97,11 +102,12 @@ impl<const ALIGNED: bool> CountedWindow<ALIGNED> {
         state.filter(|state| now.as_us() < state.ends_us && (ALIGNED || !is_over(state.start)))
     }
 
-    /// The window of a request at `now`, with its count. A request before its start, because the clock went back, counts in it
-    /// too. If the window is over, the current one begins with what is owed.
+    /// The window of a request at `now`, with its count. A request before its start, because the
+    /// clock went back, counts in it too. If the window is over, the current one begins with what
+    /// is owed.
     ///
-    /// Another limit may have written the state, and count more in it. This limit then counts up to its own number, and until
-    /// the earlier of both ends.
+    /// Another limit may have written the state, and count more in it. This limit then counts up to
+    /// its own number, and until the earlier of both ends.
     fn window(&self, state: Option<&WindowState<ALIGNED>>, now: Timestamp) -> WindowState<ALIGNED> {
         let begun = self.window.begun(self.begin(now));
         let Some(state) = self.live(state, now) else { return begun };
@@ -118,7 +124,8 @@ impl<const ALIGNED: bool> CountedWindow<ALIGNED> {
         WindowState { ends_us: own.ends_us.min(state.ends_us), ..own }
     }
 
-    /// The write of a state with this count, or of the current window if this limit could not read that count.
+    /// The write of a state with this count, or of the current window if this limit could not read
+    /// that count.
     fn changed_in(
         &self,
         state: &WindowState<ALIGNED>,
@@ -136,7 +143,8 @@ impl<const ALIGNED: bool> CountedWindow<ALIGNED> {
         // Another limit wrote it, and may be owed more than this one counts, or less.
         let owed_us = if count.min(most) > self.window.limit { own(count).ends_us } else { 0 };
         let ends_us = state.ends_us.max(owed_us);
-        // A charge of a later window of this limit counts there, and for the other limit still in its own.
+        // A charge of a later window of this limit counts there, and for the other limit still in
+        // its own.
         let start = if count > state.count { state.start.max(current.start) } else { state.start };
         WindowState { start, count: count.min(MAX_INTEGER), ends_us }.put()
     }
@@ -168,8 +176,9 @@ impl<const ALIGNED: bool> CountedWindow<ALIGNED> {
 }
 
 impl<const ALIGNED: bool> CountedWindow<ALIGNED> {
-    /// What `cost` of what a reservation charged still counts: all of it in the state of its window; in a later one less what
-    /// each window since may have paid, under either limit, and what passes the most that this one counts.
+    /// What `cost` of what a reservation charged still counts: all of it in the state of its
+    /// window; in a later one less what each window since may have paid, under either limit, and
+    /// what passes the most that this one counts.
     fn left_of(
         &self,
         state: Option<&WindowState<ALIGNED>>,
@@ -264,7 +273,8 @@ impl<const ALIGNED: bool> Algorithm for CountedWindow<ALIGNED> {
         if ALIGNED { self.window(state, now).start.max(now) } else { now }
     }
 
-    /// The count that the charge leaves, and what a window pays: an extension in a later window counts there.
+    /// The count that the charge leaves, and what a window pays: an extension in a later window
+    /// counts there.
     fn record(
         &self,
         state: Option<&Self::State>,
@@ -279,8 +289,8 @@ impl<const ALIGNED: bool> Algorithm for CountedWindow<ALIGNED> {
         Reservation { counts, terms, ..Reservation::new(self.charged_at(state, now), cost) }
     }
 
-    /// Charges what a higher cost adds. Returns what a lower cost leaves if the state is still that of the charge's window;
-    /// otherwise less what each window since may have paid of it.
+    /// Charges what a higher cost adds. Returns what a lower cost leaves if the state is still that
+    /// of the charge's window; otherwise less what each window since may have paid of it.
     fn settle(
         &self,
         state: Option<&Self::State>,

@@ -1,8 +1,9 @@
 //! The generic cell rate algorithm (GCRA): a limiter that keeps a time instead of a count.
 //!
-//! Source: ITU-T Recommendation I.371, "virtual scheduling algorithm". Each token is work that takes one
-//! *emission interval*, one token after the other. The *theoretical arrival time* (TAT) is when all admitted work
-//! will be done. A request fits if the work still to do, with its own added, is at most what the burst allows:
+//! Source: ITU-T Recommendation I.371, "virtual scheduling algorithm". Each token is work that
+//! takes one *emission interval*, one token after the other. The *theoretical arrival time* (TAT)
+//! is when all admitted work will be done. A request fits if the work still to do, with its own
+//! added, is at most what the burst allows:
 //!
 //! ```text
 //!      at                    TAT                     at + full_us
@@ -11,40 +12,44 @@
 //!
 //! # In integers
 //!
-//! With `n` tokens per `p` refill ticks (in lowest terms) a token is `p` units of work, and a tick does `n` units. The
-//! emission interval `p / n` is seldom a whole number of ticks. So the state keeps the TAT rounded up to a whole tick,
-//! and the `surplus`: the units by which that is too much. At 3/s, `n = 3` and `p = 1,000,000`. One token admitted at 0
-//! is done after 333,333⅓ µs; the state keeps a TAT of 333,334 µs and a surplus of `333,334 · 3 − 1,000,000 = 2` units.
+//! With `n` tokens per `p` refill ticks (in lowest terms) a token is `p` units of work, and a tick
+//! does `n` units. The emission interval `p / n` is seldom a whole number of ticks. So the state
+//! keeps the TAT rounded up to a whole tick, and the `surplus`: the units by which that is too
+//! much. At 3/s, `n = 3` and `p = 1,000,000`. One token admitted at 0 is done after 333,333⅓ µs;
+//! the state keeps a TAT of 333,334 µs and a surplus of `333,334 · 3 − 1,000,000 = 2` units.
 //!
-//! A tick lasts one microsecond for all but the largest numbers, and a millisecond or a second for those. [`Refill`]
-//! chooses it so that the capacity in units and the time from empty to full stay below 2^52. The sum of a time and such
-//! a span stays below 2^53, and so does every number here.
+//! A tick lasts one microsecond for all but the largest numbers, and a millisecond or a second for
+//! those. [`Refill`] chooses it so that the capacity in units and the time from empty to full stay
+//! below 2^52. The sum of a time and such a span stays below 2^53, and so does every number here.
 //!
-//! The arithmetic is in `gcra/step.rs`. `gcra.lua` in `ratelimit-redis` is the same algorithm in Lua, with the same names in
-//! the same order. `gcra/fast.rs` is the fast path for stores in memory.
+//! The arithmetic is in `gcra/step.rs`. `gcra.lua` in `ratelimit-redis` is the same algorithm in
+//! Lua, with the same names in the same order. `gcra/fast.rs` is the fast path for stores in
+//! memory.
 //!
 //! # Two names
 //!
-//! A token bucket holds at most `burst` tokens, begins full, and refills at `rate` (Turner's "leaky bucket as a meter",
-//! 1986, in the form for tokens of RFC 2697). It lacks the work that GCRA still has to do, so both decide alike: I.371
-//! defines them as equivalent. [`TokenBucket`] is the name that many know this algorithm by.
+//! A token bucket holds at most `burst` tokens, begins full, and refills at `rate` (Turner's "leaky
+//! bucket as a meter", 1986, in the form for tokens of RFC 2697). It lacks the work that GCRA still
+//! has to do, so both decide alike: I.371 defines them as equivalent. [`TokenBucket`] is the name
+//! that many know this algorithm by.
 //!
 //! # The time of the last charge
 //!
-//! The textbook keeps the TAT alone. From the TAT, no store can know how far its clock had come before it went back, or
-//! reduce a state to a smaller limit without moving it at every denial. So the state also keeps the time of its last charge,
-//! and `retry_after` stays exact.
+//! The textbook keeps the TAT alone. From the TAT, no store can know how far its clock had come
+//! before it went back, or reduce a state to a smaller limit without moving it at every denial. So
+//! the state also keeps the time of its last charge, and `retry_after` stays exact.
 //!
 //! # Debt
 //!
-//! Forced charges and settlements above their reservation may charge `debt` tokens beyond the burst. They stand in the TAT as
-//! any other work, so a request is denied until the work that is left, with its own, fits the burst again. What would pass
-//! burst and debt is forgiven.
+//! Forced charges and settlements above their reservation may charge `debt` tokens beyond the
+//! burst. They stand in the TAT as any other work, so a request is denied until the work that is
+//! left, with its own, fits the burst again. What would pass burst and debt is forgiven.
 //!
 //! # Settling
 //!
-//! Part of a reservation may have refilled by the time it is settled below its estimate. The difference is returned in full
-//! if nothing was charged since, and otherwise less what may have refilled, so settling never creates capacity.
+//! Part of a reservation may have refilled by the time it is settled below its estimate. The
+//! difference is returned in full if nothing was charged since, and otherwise less what may have
+//! refilled, so settling never creates capacity.
 
 mod fast;
 mod step;
@@ -102,8 +107,8 @@ pub type TokenBucket = Gcra;
 /// What [`Gcra`] keeps for a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GcraState {
-    /// The theoretical arrival time: when all admitted work will be done, and the bucket full. In microseconds since the
-    /// Unix epoch; it may lie past [`Timestamp::MAX`], but below 2^53.
+    /// The theoretical arrival time: when all admitted work will be done, and the bucket full. In
+    /// microseconds since the Unix epoch; it may lie past [`Timestamp::MAX`], but below 2^53.
     pub tat_us: u64,
     /// Units of work by which `tat_us` is rounded up; less than what one refill tick does.
     pub surplus: u64,
@@ -120,7 +125,8 @@ impl Gcra {
         Self::with_debt(rate, burst, 0)
     }
 
-    /// As [`new`](Self::new), and up to `debt` may be owed: see [`Algorithm::debt`](crate::Algorithm::debt).
+    /// As [`new`](Self::new), and up to `debt` may be owed: see
+    /// [`Algorithm::debt`](crate::Algorithm::debt).
     ///
     /// ```
     /// use ratelimit_core::{Algorithm, Gcra, Timestamp};

@@ -1,16 +1,17 @@
 //! The sliding window counter: two fixed windows, the previous one weighted by its overlap.
 //!
-//! Source: Cloudflare, "How we built rate limiting capable of scaling to millions of domains" (2017). A span of one
-//! window's length that ends now overlaps the current window and a part of the previous one. The algorithm assumes
-//! that the previous window admitted its requests evenly, so of them count
+//! Source: Cloudflare, "How we built rate limiting capable of scaling to millions of domains"
+//! (2017). A span of one window's length that ends now overlaps the current window and a part of
+//! the previous one. The algorithm assumes that the previous window admitted its requests evenly,
+//! so of them count
 //!
 //! ```text
 //! floor(previous · overlap / window)
 //! ```
 //!
-//! A request fits if the sum of this, of the current window's count and of its own cost is at most the limit. A key
-//! takes two counts, and nothing jumps at a window's boundary. In return the count is an estimate: real requests are
-//! not spread evenly.
+//! A request fits if the sum of this, of the current window's count and of its own cost is at most
+//! the limit. A key takes two counts, and nothing jumps at a window's boundary. In return the count
+//! is an estimate: real requests are not spread evenly.
 //!
 //! `sliding_counter.lua` in `ratelimit-redis` is the same algorithm in Lua.
 
@@ -60,7 +61,8 @@ impl SlidingCounter {
     /// The count of the rate in any span of the rate's period.
     ///
     /// # Errors
-    /// A window of 2^51 microseconds (71 years) or more: the end of the next window would not be exact.
+    /// A window of 2^51 microseconds (71 years) or more: the end of the next window would not be
+    /// exact.
     pub fn new(rate: Rate) -> Result<Self, ConfigError> {
         let window_us = rate.period_us();
         if window_us >= 1 << 51 {
@@ -91,7 +93,8 @@ impl SlidingCounter {
         }
     }
 
-    /// The windows as this limit counts them: a count written under a larger limit counts up to this one.
+    /// The windows as this limit counts them: a count written under a larger limit counts up to
+    /// this one.
     fn counted(&self, windows: SlidingCounterState) -> SlidingCounterState {
         let (previous, current) =
             (windows.previous.min(self.limit), windows.current.min(self.limit));
@@ -135,7 +138,8 @@ impl SlidingCounter {
         }
     }
 
-    /// A refund or a forced charge. Another limit may count more in the windows, and goes on to do so.
+    /// A refund or a forced charge. Another limit may count more in the windows, and goes on to do
+    /// so.
     fn changed(
         &self,
         state: Option<&SlidingCounterState>,
@@ -218,8 +222,8 @@ impl Algorithm for SlidingCounter {
         Some(self.changed(state, (now, cost), |current| current.saturating_add(charge)))
     }
 
-    /// Counts up to the limit in the current window, whatever the previous one adds: the estimate may exceed the
-    /// limit.
+    /// Counts up to the limit in the current window, whatever the previous one adds: the estimate
+    /// may exceed the limit.
     fn fill(&self, state: Option<&Self::State>, now: Timestamp, cost: u64) -> MaybeStep<Self> {
         let windows = self.counted(self.windows(state, now));
         let charge = cost.min(self.limit - windows.current);
@@ -229,7 +233,8 @@ impl Algorithm for SlidingCounter {
 
 impl InMemory for SlidingCounter {}
 
-/// When at most `room` of a window's `count` will count, in the next window, which begins at `start_us`.
+/// When at most `room` of a window's `count` will count, in the next window, which begins at
+/// `start_us`.
 fn faded_us(start_us: u64, window_us: u64, count: u64, room: u64) -> u64 {
     if count <= room {
         return start_us;

@@ -1,12 +1,13 @@
 //! The sliding window log: an entry per admitted request, which counts until it is one window old.
 //!
-//! Source: the "rolling rate limiter" of Redis tutorials, a sorted set of timestamps. It is exact: no span of one
-//! window's length admits more than the limit. In return a state takes memory for every moment at which it admitted a
-//! request.
+//! Source: the "rolling rate limiter" of Redis tutorials, a sorted set of timestamps. It is exact:
+//! no span of one window's length admits more than the limit. In return a state takes memory for
+//! every moment at which it admitted a request.
 //!
 //! An entry made at `t` counts until just before `t + window`, and no longer at `t + window`.
 //!
-//! The arithmetic is in `entries.rs`. `sliding_log.lua` in `ratelimit-redis` is the same algorithm in Lua, on a sorted set.
+//! The arithmetic is in `entries.rs`. `sliding_log.lua` in `ratelimit-redis` is the same algorithm
+//! in Lua, on a sorted set.
 
 use crate::entries::{LogState, LoggedWindow};
 use crate::error::ConfigError;

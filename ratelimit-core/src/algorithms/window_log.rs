@@ -1,8 +1,9 @@
 //! The window log: a window that begins with the first request, with an entry per admitted request.
 //!
-//! Source: the Redis pattern of a list per caller that expires with its window (`RPUSH`, `RPUSHX`, `LLEN`; "Pattern:
-//! Rate limiter 2" of the `INCR` documentation). It decides as [`FirstRequestWindow`](crate::FirstRequestWindow) does, by
-//! `window.rs`. Each entry keeps the caller's metadata: up to 256 bytes of any meaning.
+//! Source: the Redis pattern of a list per caller that expires with its window (`RPUSH`, `RPUSHX`,
+//! `LLEN`; "Pattern: Rate limiter 2" of the `INCR` documentation). It decides as
+//! [`FirstRequestWindow`](crate::FirstRequestWindow) does, by `window.rs`. Each entry keeps the
+//! caller's metadata: up to 256 bytes of any meaning.
 //!
 //! `window_log.lua` in `ratelimit-redis` is the same algorithm in Lua, on a list.
 
@@ -24,9 +25,11 @@ use crate::window::{WindowLimit, WindowState};
 /// The largest limit: the state keeps each admitted request.
 const MAX_LIMIT: u64 = 10_000;
 
-/// A count per window, which begins with the first request that it admits, and an entry per request.
+/// A count per window, which begins with the first request that it admits, and an entry per
+/// request.
 ///
-/// A step takes time and memory in proportion to the requests that the window has admitted, at most `limit`.
+/// A step takes time and memory in proportion to the requests that the window has admitted, at most
+/// `limit`.
 ///
 /// ```
 /// use ratelimit_core::{Algorithm, Timestamp, WindowLog};
@@ -117,8 +120,8 @@ impl WindowLog {
         }
     }
 
-    /// The window as a count. A state written under a larger limit uses at most this limit: its first requests used it
-    /// up.
+    /// The window as a count. A state written under a larger limit uses at most this limit: its
+    /// first requests used it up.
     fn counted(&self, window: Window<'_>) -> WindowState<false> {
         let used = sum(window.entries.iter().map(|entry| entry.cost));
         WindowState { count: used.min(self.window.limit), ..self.window.begun(window.start) }

@@ -1,4 +1,5 @@
-//! [`decide_compact`]: a plain batch decided on compact states alone, without an allocation per state.
+//! [`decide_compact`]: a plain batch decided on compact states alone, without an allocation per
+//! state.
 
 use alloc::vec::Vec;
 
@@ -14,17 +15,17 @@ pub trait CompactStates {
     /// The state of the check at this position: the same on every call. `None` ends the attempt.
     fn get(&mut self, position: usize) -> Option<Compact>;
 
-    /// Notes the write to the state of the check at this position, in place of an earlier one. `None` ends the
-    /// attempt.
+    /// Notes the write to the state of the check at this position, in place of an earlier one.
+    /// `None` ends the attempt.
     fn note(&mut self, position: usize, write: Write<Compact>) -> Option<()>;
 }
 
-/// Decides a [plain](Batch::is_plain) batch as [`decide`](crate::store::decide) does, for a store that has found compact
-/// states of all checks.
+/// Decides a [plain](Batch::is_plain) batch as [`decide`](crate::store::decide) does, for a store
+/// that has found compact states of all checks.
 ///
-/// The store then applies the last write that was noted for each check. Returns `None`, and decides nothing, if the
-/// batch is not plain, a state has no compact form, a limit with a [debt](crate::Algorithm::debt) has
-/// nothing left, or `now` is the last moment.
+/// The store then applies the last write that was noted for each check. Returns `None`, and decides
+/// nothing, if the batch is not plain, a state has no compact form, a limit with a
+/// [debt](crate::Algorithm::debt) has nothing left, or `now` is the last moment.
 #[inline]
 pub fn decide_compact<A: InMemory>(
     batch: &Batch<'_, A>,

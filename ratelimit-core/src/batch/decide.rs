@@ -10,26 +10,31 @@ use crate::refusal::Refusal;
 use crate::reservation::{Reservation, ReservationId};
 use crate::timestamp::Timestamp;
 
-/// Where [`decide`] reads the states of a batch and writes the next ones. Positions are those of [`Batch::checks`].
+/// Where [`decide`] reads the states of a batch and writes the next ones. Positions are those of
+/// [`Batch::checks`].
 pub trait States<S> {
     /// The state of the check at this position.
     fn get(&self, position: usize) -> Option<&S>;
 
-    /// Applies a write to the state of the check at this position. [`decide`] calls it after it has stepped all checks.
+    /// Applies a write to the state of the check at this position. [`decide`] calls it after it has
+    /// stepped all checks.
     fn put(&mut self, position: usize, write: Write<S>);
 
-    /// The reservation that the check at this position has under the batch's id. Called only for a batch with an id.
+    /// The reservation that the check at this position has under the batch's id. Called only for a
+    /// batch with an id.
     fn reservation(&self, position: usize) -> Option<Reservation>;
 
-    /// A hash of the limits and keys of all checks of the batch. Called only for a batch with an id and several checks.
+    /// A hash of the limits and keys of all checks of the batch. Called only for a batch with an id
+    /// and several checks.
     fn fingerprint(&self) -> u64;
 
-    /// Writes the reservation that the check at this position has under the batch's id, until `expires`.
+    /// Writes the reservation that the check at this position has under the batch's id, until
+    /// `expires`.
     fn put_reservation(&mut self, position: usize, reservation: Reservation, expires: Timestamp);
 }
 
-/// The step of each check, before it is known whether all of them admit; what it forgives; and, if the batch has an id, its
-/// new reservation and when that expires.
+/// The step of each check, before it is known whether all of them admit; what it forgives; and, if
+/// the batch has an id, its new reservation and when that expires.
 type Steps<S> = Vec<(Step<S>, u64, Option<(Timestamp, Reservation)>)>;
 
 /// What a check knows about the id of its batch.
@@ -46,8 +51,8 @@ enum IdState {
 
 /// Decides a batch: steps every check, then writes all of them or none.
 ///
-/// Every store that steps in Rust calls it, with states that no other thread changes meanwhile (under a lock, or before
-/// a compare-and-set).
+/// Every store that steps in Rust calls it, with states that no other thread changes meanwhile
+/// (under a lock, or before a compare-and-set).
 ///
 /// # Errors
 /// A request that no state could satisfy. Then nothing was written.
@@ -129,7 +134,8 @@ fn decide_several<A: Algorithm>(
     Ok(Verdict::several(decisions).with_accounts(accounts))
 }
 
-/// What a decision leaves beside itself, if that can be anything: the key owes nothing while some remains.
+/// What a decision leaves beside itself, if that can be anything: the key owes nothing while some
+/// remains.
 #[inline]
 fn account<A: Algorithm>(
     check: &Check<'_, A>,
@@ -145,7 +151,8 @@ fn account<A: Algorithm>(
     Some(Account { owed, forgiven })
 }
 
-/// The reservation once `more` is charged to it. It lives longer, unless it is a lease, which is moved to live longer.
+/// The reservation once `more` is charged to it. It lives longer, unless it is a lease, which is
+/// moved to live longer.
 fn extended<A: Algorithm>(
     reservation: Reservation,
     (state, check, more): (Option<&A::State>, &Check<'_, A>, u64),
@@ -192,7 +199,8 @@ impl<A: Algorithm> Batch<'_, A> {
         let mut steps = Vec::with_capacity(self.checks.len());
         let group = self.reservation_group(|| states.fingerprint());
         let mut known = !self.op.needs_id();
-        // Another caller may have the place of a lease that has ended, so no other check makes its renewal known.
+        // Another caller may have the place of a lease that has ended, so no other check makes its
+        // renewal known.
         let mut lease_has_ended = false;
         for (position, check) in checks {
             let algorithm = check.limit.algorithm();
@@ -222,7 +230,8 @@ impl<A: Algorithm> Batch<'_, A> {
                 IdState::New => {
                     let step = self.step(check, state, now)?;
                     let forgiven = self.forgiven(check, 0, state, now);
-                    // An acquired charge can be settled later; any other operation counts as settled.
+                    // An acquired charge can be settled later; any other operation counts as
+                    // settled.
                     let new = if self.op != Op::Acquire {
                         Reservation::new(at, check.cost).settled_at(check.cost, now, life_us, false)
                     } else if step.decision.allowed {
@@ -294,7 +303,8 @@ impl<A: Algorithm> Batch<'_, A> {
         }
     }
 
-    /// What a forced charge, or a settlement of what was charged before, leaves out. A lease ends at any cost.
+    /// What a forced charge, or a settlement of what was charged before, leaves out. A lease ends
+    /// at any cost.
     #[inline]
     fn forgiven(
         &self,

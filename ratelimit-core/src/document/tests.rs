@@ -45,7 +45,8 @@ fn a_policy_keeps_the_order_the_burst_and_the_identifiers() {
     assert_eq!(b.algorithm().capacity(), 20);
 }
 
-/// What the limits of release 0.1 are: their state names, under which stores keep their states, and all that is not a default.
+/// What the limits of release 0.1 are: their state names, under which stores keep their states, and
+/// all that is not a default.
 const RELEASED: &str = "\
 burst/gcra: gcra 10/s burst 20 debt 5, by ip user, required, outage open
 tokens/gcra: token-bucket 7/5m burst 9 count attempts, shadow, outage closed

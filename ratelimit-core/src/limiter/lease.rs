@@ -9,10 +9,12 @@ use crate::reservation::ReservationId;
 use crate::store_traits::SyncStore;
 
 impl<'a, S: SyncStore<A>, A: Algorithm, C: Identifiers + ?Sized> Request<'a, S, A, C> {
-    /// Acquires the cost for as long as the [`Lease`] lives, under a new id if the request has none.
+    /// Acquires the cost for as long as the [`Lease`] lives, under a new id if the request has
+    /// none.
     ///
-    /// This is for [`Concurrency`](crate::Concurrency) limits. Under a limit of a rate, dropping the value would settle the
-    /// charge at 0, and nothing would be limited: use [`Op::Acquire`] there.
+    /// This is for [`Concurrency`](crate::Concurrency) limits. Under a limit of a rate, dropping
+    /// the value would settle the charge at 0, and nothing would be limited: use [`Op::Acquire`]
+    /// there.
     ///
     /// ```
     /// # use ratelimit_core::*;
@@ -53,9 +55,9 @@ pub enum Leased<'a, S: SyncStore<A>, A: Algorithm, C: Identifiers + ?Sized> {
 
 /// A lease that is released when it is dropped.
 ///
-/// Without a renewal it also ends by itself after the length of a lease. A failed release is not reported: the lease then
-/// ends by itself. So does one that the store granted [without a record](Verdict::is_unrecorded), which can be neither
-/// renewed nor released.
+/// Without a renewal it also ends by itself after the length of a lease. A failed release is not
+/// reported: the lease then ends by itself. So does one that the store granted [without a
+/// record](Verdict::is_unrecorded), which can be neither renewed nor released.
 #[must_use = "a lease that is dropped is released"]
 #[derive(Debug)]
 pub struct Lease<'a, S: SyncStore<A>, A: Algorithm, C: Identifiers + ?Sized> {
@@ -78,7 +80,8 @@ impl<S: SyncStore<A>, A: Algorithm, C: Identifiers + ?Sized> Lease<'_, S, A, C> 
     /// Starts it again, for the length of a lease.
     ///
     /// # Errors
-    /// The store's error. [`Ended`](crate::ErrorKind::Ended) if the lease has: another caller may have its place.
+    /// The store's error. [`Ended`](crate::ErrorKind::Ended) if the lease has: another caller may
+    /// have its place.
     pub fn renew_now(&self) -> Result<Verdict, S::Error> {
         self.request.apply_now(Op::Renew)
     }

@@ -13,7 +13,8 @@ use crate::quota::Quota;
 use crate::rate::Rate;
 
 impl<S, A: Algorithm> RateLimiter<S, A> {
-    /// The decisions of a verdict of this limiter, each with its limit: by name, or one after the other.
+    /// The decisions of a verdict of this limiter, each with its limit: by name, or one after the
+    /// other.
     ///
     /// Naming allocates nothing. A verdict of another limiter would get the wrong names.
     ///
@@ -43,7 +44,8 @@ impl<S, A: Algorithm> RateLimiter<S, A> {
     }
 }
 
-/// The decisions of a [`Verdict`], each with its limit, in the order of the policy: what [`RateLimiter::named`] answers.
+/// The decisions of a [`Verdict`], each with its limit, in the order of the policy: what
+/// [`RateLimiter::named`] answers.
 #[must_use = "an iterator does nothing until it is asked"]
 #[derive(Debug)]
 #[derive_where(Clone)]
@@ -119,8 +121,8 @@ impl<'a, A: Algorithm> NamedDecision<'a, A> {
 }
 
 impl<A: Quota> NamedDecision<'_, A> {
-    /// The time in which [`Decision::limit`] is admitted, for headers: the window, or for a bucket the time from empty to
-    /// full. `None` for a limit on concurrency.
+    /// The time in which [`Decision::limit`] is admitted, for headers: the window, or for a bucket
+    /// the time from empty to full. `None` for a limit on concurrency.
     #[must_use]
     pub fn window(&self) -> Option<Duration> {
         self.limit.algorithm().window_us(self.decision).map(Duration::from_micros)

@@ -23,19 +23,22 @@ use crate::limit::{Limit, Limits};
 use crate::reservation::{Reservation, ReservationId};
 use crate::store_traits::{Store, StoreError};
 
-/// How long a settlement waits for an unreachable store, at least: by then a store may have forgotten one that arrived.
+/// How long a settlement waits for an unreachable store, at least: by then a store may have
+/// forgotten one that arrived.
 const PATIENCE: Duration = Duration::from_micros(Reservation::REPEAT_US);
 /// The pause before a settlement is sent again. Each next one is twice as long, up to the last.
 const FIRST_PAUSE: Duration = Duration::from_millis(25);
 const LAST_PAUSE: Duration = Duration::from_secs(1);
-/// How often a store may say that it does not know a reservation whose request may still be on its way.
+/// How often a store may say that it does not know a reservation whose request may still be on its
+/// way.
 const MOST_UNKNOWN: u32 = 3;
 
 impl<S: Store<A> + 'static, A: Algorithm + 'static> RateLimiter<S, A> {
-    /// Charges an estimate, or grants a lease of that size, and hands over a value that settles or releases it.
+    /// Charges an estimate, or grants a lease of that size, and hands over a value that settles or
+    /// releases it.
     ///
-    /// The value owns what it needs. It can move into a spawned task or into the body of a response, and it can be
-    /// dropped anywhere: see [`OwnedReservation`].
+    /// The value owns what it needs. It can move into a spawned task or into the body of a
+    /// response, and it can be dropped anywhere: see [`OwnedReservation`].
     ///
     /// ```
     /// # use ratelimit_core::*;
@@ -54,11 +57,12 @@ impl<S: Store<A> + 'static, A: Algorithm + 'static> RateLimiter<S, A> {
     /// # }
     /// ```
     ///
-    /// If this future is dropped before it is done, or the store loses the answer, the charge is cancelled in the
-    /// background, as soon as the store answers again: see [`OwnedReservation`].
+    /// If this future is dropped before it is done, or the store loses the answer, the charge is
+    /// cancelled in the background, as soon as the store answers again: see [`OwnedReservation`].
     ///
     /// # Errors
-    /// What the store could not do, with the [id](ReserveError::id); a limit without reservations. A denial is no error.
+    /// What the store could not do, with the [id](ReserveError::id); a limit without reservations.
+    /// A denial is no error.
     pub async fn reserve_owned<C: Identifiers + Send + Sync + 'static>(
         self: &Arc<Self>,
         caller: C,
@@ -67,7 +71,8 @@ impl<S: Store<A> + 'static, A: Algorithm + 'static> RateLimiter<S, A> {
         let estimate = estimate.into();
         let (limiter, id) = (self.clone(), ReservationId::random());
         let charge = Arc::new(OwnedCharge { limiter, caller, id, report: OnceLock::new() });
-        // Made before the request is sent, so that a future that is dropped meanwhile leaves no charge behind.
+        // Made before the request is sent, so that a future that is dropped meanwhile leaves no
+        // charge behind.
         let settling = charge.clone();
         let mut settlement = Settlement {
             settle: Box::new(move |costs, charged, granted| {
@@ -115,8 +120,9 @@ pub enum Reserved<S, A, C> {
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct ReserveError<E> {
-    /// Under which id the estimate may be charged, if the kind is [`Indeterminate`](ErrorKind::Indeterminate). It is being
-    /// cancelled; a program that ends before can settle it later, at 0.
+    /// Under which id the estimate may be charged, if the kind is
+    /// [`Indeterminate`](ErrorKind::Indeterminate). It is being cancelled; a program that ends
+    /// before can settle it later, at 0.
     pub id: ReservationId,
     /// What the store could not do.
     pub error: E,
@@ -140,29 +146,33 @@ impl<E: StoreError> StoreError for ReserveError<E> {
     }
 }
 
-/// A charge under an id of its own, or a lease, that is settled or released when the value is dropped.
+/// A charge under an id of its own, or a lease, that is settled or released when the value is
+/// dropped.
 ///
 /// # Dropping
 ///
 /// - A lease of a [`Concurrency`](crate::Concurrency) limit is released.
-/// - A reservation is settled at its [`costs`](Self::costs): the estimate, unless [`set_cost`](Self::set_cost) has
-///   changed it. So a client that disconnects pays for what it got, and a task that panics pays its estimate.
-///   [Committing](Self::commit) 0 gives all of it back.
+/// - A reservation is settled at its [`costs`](Self::costs): the estimate, unless
+///   [`set_cost`](Self::set_cost) has changed it. So a client that disconnects pays for what it
+///   got, and a task that panics pays its estimate. [Committing](Self::commit) 0 gives all of it
+///   back.
 ///
-/// Dropping never waits. On its runtime, a store that decides without waiting has settled when the value is dropped. Otherwise
-/// dropping spawns a task on the tokio runtime on which the value was made or, if that was outside of any,
-/// on the one in which it is dropped. Where there is neither, where the runtime has shut down, or where the store cannot be
-/// reached, it expires by itself: a lease after its time, and a reservation after an hour, at its estimate.
+/// Dropping never waits. On its runtime, a store that decides without waiting has settled when the
+/// value is dropped. Otherwise dropping spawns a task on the tokio runtime on which the value was
+/// made or, if that was outside of any, on the one in which it is dropped. Where there is neither,
+/// where the runtime has shut down, or where the store cannot be reached, it expires by itself: a
+/// lease after its time, and a reservation after an hour, at its estimate.
 ///
 /// An unreachable store is asked again, after pauses that grow to a second, until [ten
-/// seconds](crate::store::Reservation::REPEAT_US) have passed. Sent again, a settlement changes nothing. The pauses take a runtime with
-/// its time driver enabled. Its errors reach no caller; [`on_error`](Self::on_error) receives them.
+/// seconds](crate::store::Reservation::REPEAT_US) have passed. Sent again, a settlement changes
+/// nothing. The pauses take a runtime with its time driver enabled. Its errors reach no caller;
+/// [`on_error`](Self::on_error) receives them.
 ///
 /// # Held for long
 ///
-/// A store forgets a reservation that no request touches for an hour, and a lease after its length. [`renew`](Self::renew) and
-/// [`extend`](Self::extend) keep a reservation for another hour, and `renew` keeps a lease, so renew what lives for longer, at
-/// a third of that time.
+/// A store forgets a reservation that no request touches for an hour, and a lease after its length.
+/// [`renew`](Self::renew) and [`extend`](Self::extend) keep a reservation for another hour, and
+/// `renew` keeps a lease, so renew what lives for longer, at a third of that time.
 ///
 /// ```
 /// # use ratelimit_core::*;
@@ -181,14 +191,15 @@ impl<E: StoreError> StoreError for ReserveError<E> {
 /// # }
 /// ```
 ///
-/// A settlement that comes too late cannot give back what was too much. It still charges what was too little, as
-/// [`force`](RateLimiter::force) does, once however often it is sent, and its error is [`Ended`](ErrorKind::Ended).
+/// A settlement that comes too late cannot give back what was too much. It still charges what was
+/// too little, as [`force`](RateLimiter::force) does, once however often it is sent, and its error
+/// is [`Ended`](ErrorKind::Ended).
 ///
 /// # Without a record
 ///
-/// A store that has no room for another reservation charges the estimate all the same, and its verdict
-/// [reports it](Verdict::is_unrecorded). The charge is then final: [`commit`](Self::commit) sends
-/// nothing and returns that verdict. A lease holds its place until it expires.
+/// A store that has no room for another reservation charges the estimate all the same, and its
+/// verdict [reports it](Verdict::is_unrecorded). The charge is then final: [`commit`](Self::commit)
+/// sends nothing and returns that verdict. A lease holds its place until it expires.
 #[derive_where(Debug)]
 #[must_use = "a reservation that is dropped is settled, and a lease released"]
 pub struct OwnedReservation<S, A, C> {
@@ -226,25 +237,27 @@ where
         self.charge.limiter.limits()
     }
 
-    /// Sets what it is settled at when it is dropped, such as the bytes of a response that have been sent so far. The cost of a
-    /// name that no limit has is left out, so that the rest is settled.
+    /// Sets what it is settled at when it is dropped, such as the bytes of a response that have
+    /// been sent so far. The cost of a name that no limit has is left out, so that the rest is
+    /// settled.
     pub fn set_cost(&mut self, cost: impl Into<LimitCosts>) {
         self.settlement.costs = cost.into().known(|name| self.limits().has(name));
     }
 
-    /// Calls this with an error of the settlement that no caller receives, because the value was dropped. The first call
-    /// of this method counts.
+    /// Calls this with an error of the settlement that no caller receives, because the value was
+    /// dropped. The first call of this method counts.
     pub fn on_error(&self, report: impl Fn(&dyn StoreError) + Send + Sync + 'static) {
         let _is_set = self.charge.report.set(Box::new(report));
     }
 
-    /// Grows the reservation to this total, if what is added fits: a stream that is longer than its estimate asks before it
-    /// goes on. Then it lives for another hour. After a denial the reservation is what it was. A lease beside it keeps its
-    /// places and is not renewed, and one that has ended is left out: [`renew`](Self::renew) tells.
+    /// Grows the reservation to this total, if what is added fits: a stream that is longer than its
+    /// estimate asks before it goes on. Then it lives for another hour. After a denial the
+    /// reservation is what it was. A lease beside it keeps its places and is not renewed, and one
+    /// that has ended is left out: [`renew`](Self::renew) tells.
     ///
     /// # Errors
-    /// What the store could not do; the reservation has expired, or has [no record](Self#without-a-record). After an error
-    /// the settlement is at the cost before.
+    /// What the store could not do; the reservation has expired, or has [no
+    /// record](Self#without-a-record). After an error the settlement is at the cost before.
     pub async fn extend(&mut self, total: impl Into<LimitCosts>) -> Result<Verdict, S::Error> {
         let mut total = total.into();
         let has_leases = |limit: &&Limit<A>| limit.algorithm().has_leases();
@@ -263,16 +276,17 @@ where
         Ok(verdict)
     }
 
-    /// Settles the reservation at what it did cost: gives back what was too much, or charges what was missing, down to
-    /// nothing left. A cost of 0 gives all of it back. A lease ends at any cost.
+    /// Settles the reservation at what it did cost: gives back what was too much, or charges what
+    /// was missing, down to nothing left. A cost of 0 gives all of it back. A lease ends at any
+    /// cost.
     ///
-    /// If this future is dropped before it is done, or the store could not be reached, the settlement is sent once more in
-    /// the background.
+    /// If this future is dropped before it is done, or the store could not be reached, the
+    /// settlement is sent once more in the background.
     ///
     /// # Errors
-    /// What the store could not do. [`Ended`](ErrorKind::Ended) if the reservation had expired: it is [settled
-    /// late](Self#held-for-long). After the cost of a name that no limit has, the reservation is settled at its
-    /// [`costs`](Self::costs) before.
+    /// What the store could not do. [`Ended`](ErrorKind::Ended) if the reservation had expired: it
+    /// is [settled late](Self#held-for-long). After the cost of a name that no limit has, the
+    /// reservation is settled at its [`costs`](Self::costs) before.
     pub async fn commit(mut self, cost: impl Into<LimitCosts>) -> Result<Verdict, S::Error> {
         if self.verdict.is_unrecorded() {
             return Ok(self.verdict.clone());
@@ -292,8 +306,8 @@ where
     /// Renews a lease for its whole length, and keeps a reservation for another hour.
     ///
     /// # Errors
-    /// The store's error. [`Ended`](ErrorKind::Ended) if it had expired: then another caller may have
-    /// the place of the lease.
+    /// The store's error. [`Ended`](ErrorKind::Ended) if it had expired: then another caller may
+    /// have the place of the lease.
     pub async fn renew(&self) -> Result<Verdict, S::Error> {
         self.charge.request().renew().await
     }
@@ -323,8 +337,8 @@ impl<S: Store<A>, A: Algorithm, C: Identifiers + Sync> OwnedCharge<S, A, C> {
         self.limiter.request(&self.caller).drawn(self.id)
     }
 
-    /// Settles it at these costs, of which so much was charged. If the store has forgotten it, the rest is charged under an id of
-    /// its own, once, and the error stands.
+    /// Settles it at these costs, of which so much was charged. If the store has forgotten it, the
+    /// rest is charged under an id of its own, once, and the error stands.
     async fn settle(&self, costs: &LimitCosts, charged: &LimitCosts) -> Result<Verdict, S::Error> {
         let answer = self.request().costs(costs).settle().await;
         if answer.as_ref().is_err_and(|error| error.kind() == ErrorKind::Ended) {
@@ -345,7 +359,8 @@ impl<S: Store<A>, A: Algorithm, C: Identifiers + Sync> OwnedCharge<S, A, C> {
 
     /// Settles it for no caller that could receive an error.
     async fn settled(self: Arc<Self>, costs: LimitCosts, charged: LimitCosts, granted: bool) {
-        // Under its id, a further attempt changes nothing if the first arrived. After the last one, the reservation expires.
+        // Under its id, a further attempt changes nothing if the first arrived. After the last one,
+        // the reservation expires.
         let settled = repeat_settlement(granted, || self.settle(&costs, &charged)).await;
         if let (Err(error), Some(report)) = (settled, self.report.get()) {
             report(&error);
@@ -353,10 +368,11 @@ impl<S: Store<A>, A: Algorithm, C: Identifiers + Sync> OwnedCharge<S, A, C> {
     }
 }
 
-/// Sends a settlement for which no caller waits, again after pauses that grow to a second, until the store has answered or [ten
-/// seconds](Reservation::REPEAT_US) have passed. For layers that settle by themselves; a settlement has an id, so that sending it
-/// again changes nothing. `granted` is whether the store has answered the request that it settles: otherwise that may come later,
-/// and a store that does not know it is asked a few times more.
+/// Sends a settlement for which no caller waits, again after pauses that grow to a second, until
+/// the store has answered or [ten seconds](Reservation::REPEAT_US) have passed. For layers that
+/// settle by themselves; a settlement has an id, so that sending it again changes nothing.
+/// `granted` is whether the store has answered the request that it settles: otherwise that may come
+/// later, and a store that does not know it is asked a few times more.
 ///
 /// It needs a tokio runtime with its time driver enabled, unless the first attempt succeeds.
 ///
@@ -394,8 +410,8 @@ pub async fn repeat_settlement<T, E: StoreError, F: Future<Output = Result<T, E>
     }
 }
 
-/// Settles a charge at the first costs, of which the second were charged, and which was granted or may not have been. It shares
-/// the charge with its task, which outlives it.
+/// Settles a charge at the first costs, of which the second were charged, and which was granted or
+/// may not have been. It shares the charge with its task, which outlives it.
 type Settle =
     dyn Fn(LimitCosts, LimitCosts, bool) -> Pin<Box<dyn Future<Output = ()> + Send>> + Send + Sync;
 
@@ -423,8 +439,9 @@ impl Drop for Settlement {
         };
         let (costs, charged) = (std::mem::take(&mut self.costs), std::mem::take(&mut self.charged));
         let mut settling = (self.settle)(costs, charged, self.granted);
-        // A store that need not be waited for settles at once, so that the next request finds the capacity. Elsewhere that runtime
-        // may have ended, where timers panic; a panic of the store while this thread panics already would end the process.
+        // A store that need not be waited for settles at once, so that the next request finds the
+        // capacity. Elsewhere that runtime may have ended, where timers panic; a panic of the store
+        // while this thread panics already would end the process.
         let is_there = Handle::try_current().is_ok_and(|current| current.id() == runtime.id());
         if self.granted && is_there && !std::thread::panicking() {
             let mut context = Context::from_waker(Waker::noop());

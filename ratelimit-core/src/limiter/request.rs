@@ -40,12 +40,13 @@ pub struct Request<'a, S, A, C: ?Sized> {
     pub(super) metadata: &'a [u8],
 }
 
-/// What a request costs under each limit: one cost under all of them, or [of its own](Request::costs) under some. A number is the
-/// cost under all.
+/// What a request costs under each limit: one cost under all of them, or [of its
+/// own](Request::costs) under some. A number is the cost under all.
 ///
-/// A cost under a limit that does not apply to the caller, because it lacks the limit's identifiers, is not charged. A name that no
-/// limit of the policy has is an error of the request: a misspelt name must not go unnoticed. A settlement alone leaves such a name
-/// out, so that the rest is settled.
+/// A cost under a limit that does not apply to the caller, because it lacks the limit's
+/// identifiers, is not charged. A name that no limit of the policy has is an error of the request:
+/// a misspelt name must not go unnoticed. A settlement alone leaves such a name out, so that the
+/// rest is settled.
 ///
 /// ```
 /// use ratelimit_core::LimitCosts;
@@ -131,8 +132,8 @@ impl<'a, S, A: Algorithm, C: Identifiers + ?Sized> Request<'a, S, A, C> {
         self
     }
 
-    /// The same request at a cost of its own under some limits. All limits are charged, or none, as ever. A name that no limit has
-    /// is [refused](Refusal::UnknownLimit).
+    /// The same request at a cost of its own under some limits. All limits are charged, or none, as
+    /// ever. A name that no limit has is [refused](Refusal::UnknownLimit).
     ///
     /// ```
     /// use ratelimit_core::store::Op;
@@ -185,8 +186,8 @@ impl<'a, S, A: Algorithm, C: Identifiers + ?Sized> Request<'a, S, A, C> {
         self
     }
 
-    /// The same request under an id. The store applies it once, however often it is sent, and the charge can be
-    /// [settled](Op::Settle) and [renewed](Op::Renew) under the id.
+    /// The same request under an id. The store applies it once, however often it is sent, and the
+    /// charge can be [settled](Op::Settle) and [renewed](Op::Renew) under the id.
     pub const fn id(mut self, id: ReservationId) -> Self {
         self.id = Some(id);
         self.settled_once = false;
@@ -210,7 +211,8 @@ impl<'a, S, A: Algorithm, C: Identifiers + ?Sized> Request<'a, S, A, C> {
     /// Checks that the store can decide the request, whatever its states.
     ///
     /// # Errors
-    /// [`Refusal::MissingIdentifier`] or [`Refusal::NoLimitApplies`], which every other method returns too.
+    /// [`Refusal::MissingIdentifier`] or [`Refusal::NoLimitApplies`], which every other method
+    /// returns too.
     pub fn validate(&self) -> Result<(), Refusal> {
         self.knows_costs()?;
         self.limiter.has_required(self.caller)?;
@@ -220,8 +222,8 @@ impl<'a, S, A: Algorithm, C: Identifiers + ?Sized> Request<'a, S, A, C> {
         }
     }
 
-    /// The limits that apply to the caller, by their position in the policy: those whose identifiers it has, but no
-    /// shadow limits. [`Verdict::decisions`] has the same order.
+    /// The limits that apply to the caller, by their position in the policy: those whose
+    /// identifiers it has, but no shadow limits. [`Verdict::decisions`] has the same order.
     pub fn applicable(&self) -> impl Iterator<Item = usize> + use<'a, '_, S, A, C> {
         let limits = self.limiter.limits.iter().enumerate();
         let applies = |limit: &Limit<A>| !limit.is_shadow() && limit.key_for(self.caller).is_some();
@@ -249,8 +251,9 @@ impl<'a, S, A: Algorithm, C: Identifiers + ?Sized> Request<'a, S, A, C> {
         self
     }
 
-    /// The checks of a few limits, each kept for one identifier that the caller keeps as text; their positions in the
-    /// policy; and how many apply. The rest are repetitions. `None` if there is more to it, or nothing.
+    /// The checks of a few limits, each kept for one identifier that the caller keeps as text;
+    /// their positions in the policy; and how many apply. The rest are repetitions. `None` if there
+    /// is more to it, or nothing.
     fn plain_checks(&self) -> Option<([Check<'a, A>; FEW], [usize; FEW], usize)> {
         let mut checks: Option<[Check<'a, A>; FEW]> = None;
         let mut positions = [0; FEW];
@@ -298,7 +301,8 @@ impl<'a, S, A: Algorithm, C: Identifiers + ?Sized> Request<'a, S, A, C> {
 }
 
 /// Runs `$apply` on the batch of a request: of one check on the stack, where the policy has one
-/// limit, and of several in a vector; then on a batch for each shadow limit. The caller awaits, or does not.
+/// limit, and of several in a vector; then on a batch for each shadow limit. The caller awaits, or
+/// does not.
 macro_rules! with_batch {
     ($request:expr, $op:expr, |$batch:ident| $apply:expr) => {{
         let request = &$request;
@@ -351,8 +355,9 @@ macro_rules! with_batch {
     }};
 }
 
-/// The result of an outlined (rare) path, in a type of its own. If both paths returned the same type, the optimiser would
-/// build the common path's result in memory too, and copy it from there (measured: an eighth of a decision).
+/// The result of an outlined (rare) path, in a type of its own. If both paths returned the same
+/// type, the optimiser would build the common path's result in memory too, and copy it from there
+/// (measured: an eighth of a decision).
 pub(super) struct Outlined<T>(pub(super) T);
 
 macro_rules! operations {
@@ -373,22 +378,25 @@ impl<S: Store<A>, A: Algorithm, C: Identifiers + Sync + ?Sized> Request<'_, S, A
         acquire, Acquire;
         /// Decides as [`acquire`](Self::acquire) does, and charges nothing.
         peek, Peek;
-        /// Charges the cost even if it does not fit, down to nothing left, or into [debt](Algorithm::debt).
+        /// Charges the cost even if it does not fit, down to nothing left, or into
+        /// [debt](Algorithm::debt).
         force, Force;
         /// Gives the cost back, up to the capacity.
         refund, Refund;
         /// Forgets the caller: full capacity in every limit that applies.
         reset, Reset;
-        /// Settles the reservation under the [`id`](Self::id) at the cost. One that does not exist, or was settled at another
-        /// cost, is an error.
+        /// Settles the reservation under the [`id`](Self::id) at the cost. One that does not exist,
+        /// or was settled at another cost, is an error.
         settle, Settle;
-        /// Renews the reservation under the [`id`](Self::id). One that does not exist, or was settled, is an error.
+        /// Renews the reservation under the [`id`](Self::id). One that does not exist, or was
+        /// settled, is an error.
         renew, Renew;
-        /// Grows the reservation under the [`id`](Self::id) to the cost, if what is added fits: a stream that is longer than its
-        /// estimate asks before it goes on. The same call again changes nothing. One that does not exist, or was settled, is an error.
+        /// Grows the reservation under the [`id`](Self::id) to the cost, if what is added fits: a
+        /// stream that is longer than its estimate asks before it goes on. The same call again
+        /// changes nothing. One that does not exist, or was settled, is an error.
         extend, Extend;
-        /// Adopts what another service says remains of its limit: charges until no more than the cost remains here. With
-        /// [`costs`](Request::costs) each limit adopts its own.
+        /// Adopts what another service says remains of its limit: charges until no more than the
+        /// cost remains here. With [`costs`](Request::costs) each limit adopts its own.
         adopt, Adopt;
     }
 

@@ -8,8 +8,8 @@ use std::sync::OnceLock;
 use crate::reservation::ReservationId;
 
 impl ReservationId {
-    /// A new id from the standard library's randomly seeded hasher. Ids do not repeat, but a client that has seen many
-    /// may predict others.
+    /// A new id from the standard library's randomly seeded hasher. Ids do not repeat, but a client
+    /// that has seen many may predict others.
     #[must_use]
     pub fn random() -> Self {
         static SEED: OnceLock<RandomState> = OnceLock::new();

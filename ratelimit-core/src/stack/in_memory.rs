@@ -25,10 +25,12 @@ fn stepped<A: InMemory>(
 }
 
 impl<A: InMemory> InMemory for Stack<A> {
-    /// Steps all limits before it writes, so that a limit that panics leaves all of them as they were.
+    /// Steps all limits before it writes, so that a limit that panics leaves all of them as they
+    /// were.
     fn step_in_place(&self, state: &mut Self::State, now: Timestamp, cost: u64) -> Step<()> {
         if state.states.len() != self.limits.len() || self.limits.len() > FEW {
-            // Another number of limits wrote this state. It must find it unchanged if nothing is written now.
+            // Another number of limits wrote this state. It must find it unchanged if nothing is
+            // written now.
             return stepped_in_place(self, state, now, cost);
         }
         let mut writes: [Write<A::State>; FEW] = [const { Write::Keep }; FEW];

@@ -44,8 +44,9 @@ impl<A: Algorithm, S: Store<A>> DynStore<A> for S {
     }
 }
 
-/// [`SnapshotStore`] with its future and its error boxed. Every such store is one. A store around a store that is chosen at
-/// run time, such as a cache of denials, takes `Arc<dyn DynSnapshotStore<AnyAlgorithm>>`.
+/// [`SnapshotStore`] with its future and its error boxed. Every such store is one. A store around a
+/// store that is chosen at run time, such as a cache of denials, takes `Arc<dyn
+/// DynSnapshotStore<AnyAlgorithm>>`.
 #[async_trait]
 pub trait DynSnapshotStore<A: Algorithm>: DynStore<A> {
     /// As [`SnapshotStore::apply_with_snapshot`].
@@ -100,7 +101,8 @@ impl<A: Algorithm> SnapshotStore<A> for dyn DynSnapshotStore<A> + '_ {
 /// Any store's error.
 ///
 /// It displays as the store's own error does, with the same [kind](StoreError::kind) and
-/// [source](core::error::Error::source). [`downcast`](Self::downcast) returns the store's own error:
+/// [source](core::error::Error::source). [`downcast`](Self::downcast) returns the store's own
+/// error:
 ///
 /// ```
 /// use ratelimit_core::{DynError, Refusal, StoreError};

@@ -1,4 +1,5 @@
-//! [`Ledger`]: the slots of a process, at most so many, by a hash of the limits and keys of a batch.
+//! [`Ledger`]: the slots of a process, at most so many, by a hash of the limits and keys of a
+//! batch.
 
 use std::sync::Arc;
 
@@ -15,8 +16,8 @@ use crate::bounded::{BoundedMap, WideKeyHasher};
 /// The slots of a process.
 pub(super) struct Ledger<A: Algorithm> {
     slots: BoundedMap<LedgerEntry<A>>,
-    /// The slots of several checks that have an allotment or a draw in flight, by the hash of each of their keys. The slot
-    /// of a single check has the hash of its key.
+    /// The slots of several checks that have an allotment or a draw in flight, by the hash of each
+    /// of their keys. The slot of a single check has the hash of its key.
     shared: DashMap<u128, Vec<SlotKey>>,
     hasher: WideKeyHasher,
 }
@@ -104,8 +105,9 @@ impl<A: Algorithm> Ledger<A> {
 }
 
 impl<A: KeptAlgorithm> Ledger<A> {
-    /// Calls `act` on the slot of a batch, which is made if it is new, and ended if its limits have changed. Also
-    /// returns the allotments that have ended by this: that of the slot itself, and those of slots that made room.
+    /// Calls `act` on the slot of a batch, which is made if it is new, and ended if its limits have
+    /// changed. Also returns the allotments that have ended by this: that of the slot itself, and
+    /// those of slots that made room.
     pub(super) fn with<T>(
         &self,
         slot_key: SlotKey,
@@ -121,7 +123,8 @@ impl<A: KeptAlgorithm> Ledger<A> {
             };
             if kept.checks.as_ref().is_some_and(|checks| !checks.are_of(batch)) {
                 let ended = kept.slot.change();
-                // It is settled under the numbers that are in force now. Its record bounds what that gives back.
+                // It is settled under the numbers that are in force now. Its record bounds what
+                // that gives back.
                 own.extend(ended.map(|ended| (ended, kept.checks(batch))));
             }
             (act(&mut kept), is_new)
@@ -137,7 +140,8 @@ impl<A: KeptAlgorithm> Ledger<A> {
         (acted, [own, others])
     }
 
-    /// The limits and keys of a batch that is about to draw, which are known by its keys from now on.
+    /// The limits and keys of a batch that is about to draw, which are known by its keys from now
+    /// on.
     pub(super) fn checks(&self, slot_key: SlotKey, batch: &Batch<'_, A>) -> Arc<Checks<A>> {
         let keys = if batch.checks().len() > 1 { self.keys(batch.checks()) } else { Vec::new() };
         let checks = match self.slots.values.get_mut(&slot_key) {
@@ -201,7 +205,8 @@ impl<A: KeptAlgorithm> Ledger<A> {
         slot_keys.into_iter().filter_map(end).collect()
     }
 
-    /// Keeps the places of slots with an allotment or a draw in flight. A slot that has ended is known again by its next draw.
+    /// Keeps the places of slots with an allotment or a draw in flight. A slot that has ended is
+    /// known again by its next draw.
     fn retain_drawn(&self, slot_keys: &mut Vec<SlotKey>) {
         let is_drawn = |kept: Ref<'_, _, LedgerEntry<A>>| !kept.slot.is_empty();
         slot_keys.retain(|slot_key| self.slots.values.get(slot_key).is_some_and(is_drawn));

@@ -1,17 +1,21 @@
-//! [`AllotmentSlot`]: what a process knows of the requests that ask the same limits about the same keys. A pure state machine, without
-//! I/O and without a clock.
+//! [`AllotmentSlot`]: what a process knows of the requests that ask the same limits about the same
+//! keys. A pure state machine, without I/O and without a clock.
 //!
-//! An *allotment* is a reservation that is spent locally. Drawing one charges the store for `m` requests at once, under an id.
-//! The process serves requests from it until it is spent or ends, and gives back what is left: it settles the id at the cost
-//! that was used. The size `m` follows the demand, and a draw takes at most one part of so many of what remained (*guided
-//! self-scheduling*: Polychronopoulos and Kuck, 1987), so that the last of a budget is drawn in small pieces.
+//! An *allotment* is a reservation that is spent locally. Drawing one charges the store for `m`
+//! requests at once, under an id. The process serves requests from it until it is spent or ends,
+//! and gives back what is left: it settles the id at the cost that was used. The size `m` follows
+//! the demand, and a draw takes at most one part of so many of what remained (*guided
+//! self-scheduling*: Polychronopoulos and Kuck, 1987), so that the last of a budget is drawn in
+//! small pieces.
 //!
-//! An allotment ends with its window: budget spent in a later window than it was charged in would exceed the limit there.
-//! [`Algorithm::recovery`](ratelimit_core::Algorithm::recovery) states whether budget recovers gradually or at the reset;
-//! where that is unknown, nothing is drawn. The lifetime counts from before the draw was sent, by the process's clock less a
-//! drift, so no clocks are compared.
+//! An allotment ends with its window: budget spent in a later window than it was charged in would
+//! exceed the limit there. [`Algorithm::recovery`](ratelimit_core::Algorithm::recovery) states
+//! whether budget recovers gradually or at the reset; where that is unknown, nothing is drawn. The
+//! lifetime counts from before the draw was sent, by the process's clock less a drift, so no clocks
+//! are compared.
 //!
-//! A draw never denies. A draw that does not fit says nothing about its own request, so that request goes to the store alone.
+//! A draw never denies. A draw that does not fit says nothing about its own request, so that
+//! request goes to the store alone.
 
 use std::ops::ControlFlow;
 
@@ -19,15 +23,18 @@ use ratelimit_core::algorithm::Recovery;
 use ratelimit_core::{Decision, ReservationId, Timestamp};
 
 const MILLION: u64 = 1_000_000;
-/// By how much the local clock may be slower than the store's, in parts per million: far more than the clocks of servers drift.
+/// By how much the local clock may be slower than the store's, in parts per million: far more than
+/// the clocks of servers drift.
 const DRIFT_PPM: u64 = 1_000;
-/// The most units of one limit that a draw takes: what a crash forfeits at most per slot, until the limit recovers.
+/// The most units of one limit that a draw takes: what a crash forfeits at most per slot, until the
+/// limit recovers.
 const MOST: u64 = 10_000;
 
 /// The settings that bound what is drawn and for how long it is spent.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Terms {
-    /// The longest time, by the store's clock, from the charge of a unit to the admission that spends it.
+    /// The longest time, by the store's clock, from the charge of a unit to the admission that
+    /// spends it.
     pub(super) lifetime_us: u64,
     /// A draw takes at most one part of so many of what remained.
     pub(super) divisor: u64,
@@ -67,8 +74,9 @@ struct PendingDraw {
 }
 
 impl PendingDraw {
-    /// Whether its answer can still serve requests. A caller may keep the future of a draw and not poll it: the answer then
-    /// comes to a slot that no longer knows of it, and its units stay charged.
+    /// Whether its answer can still serve requests. A caller may keep the future of a draw and not
+    /// poll it: the answer then comes to a slot that no longer knows of it, and its units stay
+    /// charged.
     fn is_awaited(&self, terms: &Terms, now: Timestamp) -> bool {
         self.since <= now && now.saturating_us_since(self.since) < terms.lifetime_us
     }
@@ -79,8 +87,8 @@ impl PendingDraw {
 pub(super) enum EarlyEnd {
     /// It is given back.
     GivenBack,
-    /// It stays charged, because the store no longer counts its charge: after a reset, or when the store has adopted what
-    /// remains elsewhere, to give it back would create capacity.
+    /// It stays charged, because the store no longer counts its charge: after a reset, or when the
+    /// store has adopted what remains elsewhere, to give it back would create capacity.
     Forfeited,
 }
 
@@ -174,9 +182,10 @@ impl AllotmentPart {
 }
 
 impl AllotmentSlot {
-    /// Decides what to do about a request of these costs. It breaks off with the decisions of one that is admitted. Otherwise the store
-    /// is asked: what is left of the allotment is given back first, then the draw is drawn. Without a draw, the request is asked
-    /// alone. `id` makes the id of a draw.
+    /// Decides what to do about a request of these costs. It breaks off with the decisions of one
+    /// that is admitted. Otherwise the store is asked: what is left of the allotment is given back
+    /// first, then the draw is drawn. Without a draw, the request is asked alone. `id` makes the id
+    /// of a draw.
     pub(super) fn request(
         &mut self,
         terms: &Terms,
@@ -215,7 +224,8 @@ impl AllotmentSlot {
         (ended.unused > 0).then_some(ended)
     }
 
-    /// Ends the allotment because its time is over. The next one is for as many requests as this one has served.
+    /// Ends the allotment because its time is over. The next one is for as many requests as this
+    /// one has served.
     fn lapse(&mut self) -> Option<Ended> {
         let allotment = self.allotment.as_ref()?;
         (self.size, self.lapsed) = (allotment.served.max(1), Some(allotment.until));
@@ -243,8 +253,9 @@ impl AllotmentSlot {
         each.map(|times| times.unwrap_or(1)).min().unwrap_or(1)
     }
 
-    /// Installs what was drawn for `times` requests of these costs, the one that asked included. Returns the decisions
-    /// about that request, and what is to be settled at once because the allotment was to end meanwhile.
+    /// Installs what was drawn for `times` requests of these costs, the one that asked included.
+    /// Returns the decisions about that request, and what is to be settled at once because the
+    /// allotment was to end meanwhile.
     pub(super) fn drawn(
         &mut self,
         terms: &Terms,
@@ -285,8 +296,9 @@ impl AllotmentSlot {
         (decisions, Some(allotment.end(ends)))
     }
 
-    /// Ends a draw that was not admitted, or not answered. The next request is asked alone. If the store `refuses` draws, there
-    /// is none for a lifetime from `now`. Returns what becomes of what may be charged.
+    /// Ends a draw that was not admitted, or not answered. The next request is asked alone. If the
+    /// store `refuses` draws, there is none for a lifetime from `now`. Returns what becomes of what
+    /// may be charged.
     pub(super) fn not_drawn(
         &mut self,
         terms: &Terms,
@@ -322,7 +334,8 @@ impl AllotmentSlot {
         }
     }
 
-    /// Ends the allotment because the numbers of its limits have changed: what the store said of the old ones says nothing now.
+    /// Ends the allotment because the numbers of its limits have changed: what the store said of
+    /// the old ones says nothing now.
     pub(super) fn change(&mut self) -> Option<Ended> {
         self.remaining.clear();
         self.rests_until = None;

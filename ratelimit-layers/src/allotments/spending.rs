@@ -28,7 +28,8 @@ const SETTLEMENTS_AT_ONCE: usize = 64;
 /// The most bytes of a batch's keys, which its slot keeps to give back what is left.
 const MOST_KEY_BYTES: usize = 1_024;
 
-/// Whether requests like this one are served from allotments: see [`Allotments`](super::Allotments).
+/// Whether requests like this one are served from allotments: see
+/// [`Allotments`](super::Allotments).
 fn is_served<A: Algorithm>(batch: &Batch<'_, A>) -> bool {
     let can =
         |algorithm: &A| algorithm.reservation_us().is_some() && algorithm.recovery().is_some();
@@ -54,7 +55,8 @@ impl<S: Store<A> + 'static, A: KeptAlgorithm, C: Clock + 'static> SharedAllotmen
             }
             slot_key = Some(slot);
         } else {
-            // What is spent here already, and what a draw in flight will have. The store may charge that before this.
+            // What is spent here already, and what a draw in flight will have. The store may charge
+            // that before this.
             let endings = match batch.operation() {
                 Op::Reset => Some([EarlyEnd::Forfeited; 2]),
                 Op::Adopt => Some([EarlyEnd::GivenBack, EarlyEnd::Forfeited]),
@@ -116,7 +118,8 @@ impl<S: Store<A> + 'static, A: KeptAlgorithm, C: Clock + 'static> SharedAllotmen
         Verdict::several(decisions).with_source(Source::Allotment)
     }
 
-    /// Serves a request from its slot, or draws for it. `None` if the store is to be asked about it alone.
+    /// Serves a request from its slot, or draws for it. `None` if the store is to be asked about it
+    /// alone.
     async fn serve(
         self: &Arc<Self>,
         slot_key: SlotKey,
@@ -146,7 +149,8 @@ impl<S: Store<A> + 'static, A: KeptAlgorithm, C: Clock + 'static> SharedAllotmen
             let checks = self.ledger.checks(slot_key, batch);
             DrawGuard { inner: self, slot_key, draw, checks, units: None, refused: None }
         });
-        // What was drawn under other numbers as well: the answer is then what the store would say without it.
+        // What was drawn under other numbers as well: the answer is then what the store would say
+        // without it.
         own.extend(ended);
         self.settle(own).await;
         match drawing {
@@ -155,8 +159,8 @@ impl<S: Store<A> + 'static, A: KeptAlgorithm, C: Clock + 'static> SharedAllotmen
         }
     }
 
-    /// Settles allotments that have ended, some of each server at once, and waits for them. A caller that goes away does not
-    /// end this.
+    /// Settles allotments that have ended, some of each server at once, and waits for them. A
+    /// caller that goes away does not end this.
     pub(super) async fn settle(self: &Arc<Self>, all: Vec<EndedOf<A>>) {
         if all.is_empty() {
             return;
@@ -203,7 +207,8 @@ impl<S: Store<A> + 'static, A: KeptAlgorithm, C: Clock + 'static> SharedAllotmen
         let Ok(runtime) = Handle::try_current() else { return };
         let ends = self.ledger.at(slot_key, |kept| kept.slot.ends()).flatten();
         let Some((id, until)) = ends else { return };
-        // After a lifetime at the latest, also if the clock went back. Counted from now, and not from when the task comes to run.
+        // After a lifetime at the latest, also if the clock went back. Counted from now, and not
+        // from when the task comes to run.
         let left_us = until.saturating_us_since(self.clock.now()).min(self.terms.lifetime_us);
         let (end, inner) = (Instant::now() + Duration::from_micros(left_us), Arc::downgrade(self));
         runtime.spawn(async move {
@@ -217,8 +222,9 @@ impl<S: Store<A> + 'static, A: KeptAlgorithm, C: Clock + 'static> SharedAllotmen
     }
 }
 
-/// An allotment that has ended and is on its way back. However that ends, its units are counted: as given back once the store
-/// has settled them, else as forfeited, and then they stay charged until the limit recovers.
+/// An allotment that has ended and is on its way back. However that ends, its units are counted: as
+/// given back once the store has settled them, else as forfeited, and then they stay charged until
+/// the limit recovers.
 struct Returning<S: Store<A> + 'static, A: KeptAlgorithm, C: Clock + 'static> {
     inner: Arc<SharedAllotments<S, A, C>>,
     ended: Ended,
@@ -272,8 +278,8 @@ impl<S: Store<A> + 'static, A: KeptAlgorithm, C: Clock + 'static> Drop for Retur
     }
 }
 
-/// A draw in flight. If its future is dropped, the slot is free for the next draw; if the units may have been charged, the
-/// id is settled at 0.
+/// A draw in flight. If its future is dropped, the slot is free for the next draw; if the units may
+/// have been charged, the id is settled at 0.
 struct DrawGuard<'d, S: Store<A> + 'static, A: KeptAlgorithm, C: Clock + 'static> {
     inner: &'d Arc<SharedAllotments<S, A, C>>,
     slot_key: SlotKey,

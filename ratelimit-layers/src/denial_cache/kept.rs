@@ -1,11 +1,13 @@
-//! [`DenialStates`]: the states of denied keys, at most so many, by a hash of the limit and the key.
+//! [`DenialStates`]: the states of denied keys, at most so many, by a hash of the limit and the
+//! key.
 //!
-//! The cache counts the store's time from when the request was sent. Its estimate is therefore never behind the store's
-//! clock, and at most a round trip ahead: a denial ends up to a round trip early, never late.
+//! The cache counts the store's time from when the request was sent. Its estimate is therefore
+//! never behind the store's clock, and at most a round trip ahead: a denial ends up to a round trip
+//! early, never late.
 //!
-//! A request that was in flight while its key was reset
-//! returns a state from before the reset. So each key has a generation, shared with other keys, and a state that was
-//! requested in an earlier generation is not kept. A request that is admitted while no state of its key is kept also starts
+//! A request that was in flight while its key was reset returns a state from before the reset. So
+//! each key has a generation, shared with other keys, and a state that was requested in an earlier
+//! generation is not kept. A request that is admitted while no state of its key is kept also starts
 //! a new generation, because tasks may read replies in another order than the store decided.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -16,8 +18,8 @@ use ratelimit_core::{Algorithm, Timestamp};
 
 use crate::bounded::{BoundedMap, WideKeyHasher};
 
-/// How many groups of keys have a generation of their own: enough that few requests which are in flight at the same time
-/// share one.
+/// How many groups of keys have a generation of their own: enough that few requests which are in
+/// flight at the same time share one.
 const GROUPS: usize = 4_096;
 
 /// A key under a limit, and the generation of its group when the request began.
@@ -42,12 +44,14 @@ impl<A: Algorithm> KeptState<A> {
         algorithm.step(self.state.as_ref(), self.now, 0).decision.remaining
     }
 
-    /// The time of the store at a local time, or up to a round trip later. It is never before the store saw the state.
+    /// The time of the store at a local time, or up to a round trip later. It is never before the
+    /// store saw the state.
     const fn now_at(&self, local: Timestamp) -> Timestamp {
         self.now.saturating_add_us(local.saturating_us_since(self.sent))
     }
 
-    /// Whether it counts at a local time. Another thread may have sent its request since that time was read.
+    /// Whether it counts at a local time. Another thread may have sent its request since that time
+    /// was read.
     fn is_fresh(&self, local: Timestamp, max_age_us: u64) -> bool {
         local.checked_since(self.sent).is_some_and(|age| age.as_us() <= max_age_us)
     }
@@ -61,10 +65,12 @@ pub(super) struct DenialStates<A: Algorithm> {
     len: AtomicUsize,
     max_age_us: u64,
     hasher: WideKeyHasher,
-    /// Changes when an operation may have ended the waits of the group's keys, and when a request was admitted of which no
-    /// state is kept: what a request saw that was in flight then may be from before.
+    /// Changes when an operation may have ended the waits of the group's keys, and when a request
+    /// was admitted of which no state is kept: what a request saw that was in flight then may be
+    /// from before.
     generations: Box<[AtomicU64]>,
-    /// Whether the store said nothing of what it saw when it was last asked about limits of the group.
+    /// Whether the store said nothing of what it saw when it was last asked about limits of the
+    /// group.
     silent: Box<[AtomicBool]>,
 }
 
@@ -111,8 +117,9 @@ impl<A: Algorithm> DenialStates<A> {
         &self.silent[group(hash)]
     }
 
-    /// What is known of a batch at this local time, if all of its states are kept; and whether all are fresh, so that they count
-    /// as an answer. Where a limit has changed since, its step takes the kept state for the same as the store's step does.
+    /// What is known of a batch at this local time, if all of its states are kept; and whether all
+    /// are fresh, so that they count as an answer. Where a limit has changed since, its step takes
+    /// the kept state for the same as the store's step does.
     pub(super) fn known(
         &self,
         keys: &[KeyGeneration],
@@ -123,8 +130,9 @@ impl<A: Algorithm> DenialStates<A> {
         for key in keys {
             let place = self.states.values.get(&key.hash)?;
             let kept = place.as_ref()?;
-            // None that is fresh is before its server's time of now, because the server read its clock after the request was
-            // sent. The latest is before no server's: states of a batch across slots may come from several.
+            // None that is fresh is before its server's time of now, because the server read its
+            // clock after the request was sent. The latest is before no server's: states of a batch
+            // across slots may come from several.
             known.now = known.now.max(kept.now_at(local));
             known.states.push(kept.state.clone());
             is_fresh &= kept.is_fresh(local, self.max_age_us);
@@ -132,8 +140,8 @@ impl<A: Algorithm> DenialStates<A> {
         Some((known, is_fresh))
     }
 
-    /// Notes the state that a decision left: it replaces an earlier one that is kept. Where none is kept, this one is if requests
-    /// are to be answered by it.
+    /// Notes the state that a decision left: it replaces an earlier one that is kept. Where none is
+    /// kept, this one is if requests are to be answered by it.
     pub(super) fn note(
         &self,
         algorithm: &A,
@@ -149,8 +157,8 @@ impl<A: Algorithm> DenialStates<A> {
             Entry::Vacant(_) => None,
         };
         let is_later = before.map_or(is_wanted, |before| self.is_newer(algorithm, before, &kept));
-        // An invalidation drops the key after it has changed the generation: either it is seen here, or the invalidation waits for
-        // this place and empties it.
+        // An invalidation drops the key after it has changed the generation: either it is seen
+        // here, or the invalidation waits for this place and empties it.
         if is_later && self.is_current(key) {
             let is_new = matches!(place, Entry::Vacant(_));
             self.change(&mut *place.or_insert(None), Some(kept));
@@ -163,8 +171,9 @@ impl<A: Algorithm> DenialStates<A> {
                 }
             }
         } else if allowed && (before.is_none() || !self.is_current(key)) {
-            // Which of two states is from before an invalidation, no time tells. What requests saw that are in flight may be from
-            // before the charge, and is not kept either: they wait for this place, and then find another generation.
+            // Which of two states is from before an invalidation, no time tells. What requests saw
+            // that are in flight may be from before the charge, and is not kept either: they wait
+            // for this place, and then find another generation.
             self.advance(key);
             if let Entry::Occupied(mut place) = place {
                 self.change(place.get_mut(), None);
@@ -181,8 +190,8 @@ impl<A: Algorithm> DenialStates<A> {
         self.generations[group(key.hash)].load(Ordering::Acquire) == key.generation
     }
 
-    /// Whether the store saw `kept` after `before`, as far as that can be told. Of two states of one time, that with less left is
-    /// the later one, as no refund lies between them.
+    /// Whether the store saw `kept` after `before`, as far as that can be told. Of two states of
+    /// one time, that with less left is the later one, as no refund lies between them.
     fn is_newer(&self, algorithm: &A, before: &KeptState<A>, kept: &KeptState<A>) -> bool {
         let age = kept.sent.checked_since(before.sent);
         let is_too_old = age.is_some_and(|age| age.as_us() > self.max_age_us);

@@ -1,13 +1,15 @@
 //! [`OpenRounds`]: which requests go to the store at once, and which wait for their answers.
 //!
-//! When a wait ends, all requests of an attack arrive at once, and one answer decides most of them. So they step a copy of
-//! the kept states, one after the other: requests that pass go to the store, the others wait for the answers. A single
-//! flight would admit one request per round trip where many may pass.
+//! When a wait ends, all requests of an attack arrive at once, and one answer decides most of them.
+//! So they step a copy of the kept states, one after the other: requests that pass go to the store,
+//! the others wait for the answers. A single flight would admit one request per round trip where
+//! many may pass.
 //!
-//! From the first request that waits, no request joins the round, so it lasts as long as one call. A request waits at most
-//! twice, because its first call may arrive up to a round trip early and be denied. Then it goes only if it passes after
-//! those in flight: where a limit refills faster than the store answers, no wait ends with a denial, and without that bound
-//! nearly every request of an attack would reach the store.
+//! From the first request that waits, no request joins the round, so it lasts as long as one call.
+//! A request waits at most twice, because its first call may arrive up to a round trip early and be
+//! denied. Then it goes only if it passes after those in flight: where a limit refills faster than
+//! the store answers, no wait ends with a denial, and without that bound nearly every request of an
+//! attack would reach the store.
 
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -21,14 +23,15 @@ use tokio::time::timeout;
 
 use super::kept::KeyGeneration;
 
-/// How many requests of the same checks go to the store at once while no state is known: enough for a caller that makes a few
-/// at once, who then never waits.
+/// How many requests of the same checks go to the store at once while no state is known: enough for
+/// a caller that makes a few at once, who then never waits.
 const UNKNOWN_AT_ONCE: usize = 4;
 
 /// The rounds that are open.
 ///
-/// This is the single flight of Go's `x/sync/singleflight`, but for as many requests at once as the state admits: a request
-/// that would pass after those in flight goes as well, any other waits for their answers.
+/// This is the single flight of Go's `x/sync/singleflight`, but for as many requests at once as the
+/// state admits: a request that would pass after those in flight goes as well, any other waits for
+/// their answers.
 #[derive_where(Default)]
 pub(super) struct OpenRounds<A: Algorithm> {
     /// By the hash of their requests' checks.
@@ -38,13 +41,14 @@ pub(super) struct OpenRounds<A: Algorithm> {
 /// The latest round of the same checks.
 struct Open<A: Algorithm> {
     round: Weak<SharedRound>,
-    /// What this round leaves, and those before it which are in flight, if nothing else changes the states; `None` while these are
-    /// not known.
+    /// What this round leaves, and those before it which are in flight, if nothing else changes the
+    /// states; `None` while these are not known.
     ahead: Option<Snapshot<A::State>>,
 }
 
-/// Requests of the same checks that are in flight together, each of which holds it. It closes when the last one ends, which wakes
-/// those that wait for it. From the first that waits on, no request joins it, so that it lasts no longer than their calls.
+/// Requests of the same checks that are in flight together, each of which holds it. It closes when
+/// the last one ends, which wakes those that wait for it. From the first that waits on, no request
+/// joins it, so that it lasts no longer than their calls.
 type SharedRound = watch::Sender<()>;
 
 /// What a request does next.
@@ -116,8 +120,8 @@ impl<A: Algorithm> OpenRounds<A> {
         Turn::Goes(Some(RoundMember { rounds: self, checks, round: Some(round) }))
     }
 
-    /// Waits for the end of a round, and abandons one that takes too long: a caller may keep the future of a request in flight
-    /// and poll it no more.
+    /// Waits for the end of a round, and abandons one that takes too long: a caller may keep the
+    /// future of a request in flight and poll it no more.
     pub(super) async fn wait(&self, mut end: RoundEnd, most: Duration) {
         // No value is ever sent.
         if timeout(most, end.ended.changed()).await.is_err() {

@@ -1,12 +1,13 @@
-//! [`Breaker`]: a circuit breaker (Nygard, "Release It!", 2007). It is closed while the store answers, open after some
-//! consecutive failures, and half-open while a single probe finds out whether the store answers again.
+//! [`Breaker`]: a circuit breaker (Nygard, "Release It!", 2007). It is closed while the store
+//! answers, open after some consecutive failures, and half-open while a single probe finds out
+//! whether the store answers again.
 //!
-//! A call that was sent before the breaker opened says nothing about the store now. So each call belongs to a *generation*,
-//! and outcomes of earlier generations are ignored. A probe that its caller drops counts as failed; otherwise the breaker
-//! would stay half-open.
+//! A call that was sent before the breaker opened says nothing about the store now. So each call
+//! belongs to a *generation*, and outcomes of earlier generations are ignored. A probe that its
+//! caller drops counts as failed; otherwise the breaker would stay half-open.
 //!
-//! [`Breakers`] has one for each number that the store [gives](ratelimit_core::Store::server_of) its servers, so that a server
-//! that is down takes away only its own keys.
+//! [`Breakers`] has one for each number that the store [gives](ratelimit_core::Store::server_of)
+//! its servers, so that a server that is down takes away only its own keys.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -20,16 +21,20 @@ use tokio::time::Instant;
 use crate::observed::{BreakerState, Observer};
 use crate::{OnDrop, lock};
 
-/// The most servers, and combinations of them, that have a breaker of their own: a cluster has at most a thousand nodes.
+/// The most servers, and combinations of them, that have a breaker of their own: a cluster has at
+/// most a thousand nodes.
 const MOST_SERVERS: usize = 1_024;
-/// The most changes that wait for their report, while an observer takes its time. Above that, the oldest is dropped.
+/// The most changes that wait for their report, while an observer takes its time. Above that, the
+/// oldest is dropped.
 const MOST_UNREPORTED: usize = 1_024;
 
-/// The breakers of a store: one for the whole store, and one per server of a store that has several.
+/// The breakers of a store: one for the whole store, and one per server of a store that has
+/// several.
 #[derive(Debug)]
 pub(super) struct Breakers {
     shared: Arc<SharedBreakers>,
-    /// Of a store with one server, of batches whose server is unknown, and of servers beyond the most.
+    /// Of a store with one server, of batches whose server is unknown, and of servers beyond the
+    /// most.
     common: Arc<Breaker>,
     by_server: DashMap<u64, Arc<Breaker>>,
 }
@@ -61,25 +66,27 @@ struct Changes {
     not_closed: NotClosed,
     /// In their order, each with the numbers of then.
     unreported: VecDeque<(BreakerState, NotClosed)>,
-    /// Whether a thread reports. It reports all that others add meanwhile, so that the last report is the state of now.
+    /// Whether a thread reports. It reports all that others add meanwhile, so that the last report
+    /// is the state of now.
     is_reporting: bool,
 }
 
 #[derive(Debug)]
 pub(super) struct Breaker {
     shared: Arc<SharedBreakers>,
-    /// When open or half-open: the time from which a call may probe. A half-open breaker sets it too, because the probing caller
-    /// may stop polling its future.
+    /// When open or half-open: the time from which a call may probe. A half-open breaker sets it
+    /// too, because the probing caller may stop polling its future.
     state: Mutex<(BreakerState, Option<Instant>)>,
-    /// Grows, under the lock, with each change of the state, and is even while it is closed. The outcome of a call from before
-    /// a change says nothing about the store of now.
+    /// Grows, under the lock, with each change of the state, and is even while it is closed. The
+    /// outcome of a call from before a change says nothing about the store of now.
     generation: AtomicU64,
-    /// How many calls in a row have failed while it is closed. A success after a success needs no lock.
+    /// How many calls in a row have failed while it is closed. A success after a success needs no
+    /// lock.
     failures: AtomicU32,
 }
 
-/// A call that may be sent to the store. It must be told how the call ended; dropping a probe counts as a failure, so that
-/// the breaker does not stay half-open.
+/// A call that may be sent to the store. It must be told how the call ended; dropping a probe
+/// counts as a failure, so that the breaker does not stay half-open.
 #[derive(Debug)]
 pub(super) struct CallPermit {
     breaker: Arc<Breaker>,
@@ -146,7 +153,8 @@ impl Breakers {
         self.shared.observers.iter().for_each(|observer| what(&**observer, &self.shared.name));
     }
 
-    /// How often one of them has closed: as long as this is the same, servers that were away still are.
+    /// How often one of them has closed: as long as this is the same, servers that were away still
+    /// are.
     pub(super) fn closings(&self) -> u64 {
         self.shared.closings.load(Ordering::SeqCst)
     }
@@ -181,8 +189,8 @@ impl SharedBreakers {
         unreported.push_back((to, *not_closed));
     }
 
-    /// Reports all changes, unless another thread does. Observers are code of others: no lock is held while they run, so one may
-    /// ask the fallback.
+    /// Reports all changes, unless another thread does. Observers are code of others: no lock is
+    /// held while they run, so one may ask the fallback.
     fn report(&self) {
         let next = || {
             let mut changes = lock(&self.changes);
@@ -240,7 +248,8 @@ impl Breaker {
         Ok(CallPermit { breaker: self, generation })
     }
 
-    /// Changes the state. If it is not closed then, a call may probe in so long. The caller reports it when it has released the lock.
+    /// Changes the state. If it is not closed then, a call may probe in so long. The caller reports
+    /// it when it has released the lock.
     fn set_state(
         &self,
         state: &mut (BreakerState, Option<Instant>),
@@ -259,7 +268,8 @@ impl CallPermit {
         !self.generation.is_multiple_of(2)
     }
 
-    /// Changes the state, as [`Breaker::set_state`] does, if it is still that in which the call was admitted and `changes` says so.
+    /// Changes the state, as [`Breaker::set_state`] does, if it is still that in which the call was
+    /// admitted and `changes` says so.
     fn set_state_if(
         &self,
         changes: impl FnOnce(&Breaker) -> bool,

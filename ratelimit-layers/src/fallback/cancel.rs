@@ -1,4 +1,5 @@
-//! Takes an estimate back whose answer was lost: the request was decided without the store, which may have charged it.
+//! Takes an estimate back whose answer was lost: the request was decided without the store, which
+//! may have charged it.
 
 use ratelimit_core::store::{Batch, Check, Op, repeat_settlement};
 use ratelimit_core::{Clock, Limit, Store};
@@ -8,8 +9,8 @@ use super::{Fallback, FallbackError, SharedFallback};
 use crate::LocalAlgorithm;
 
 impl<S: Store<A> + 'static, A: LocalAlgorithm, C: Clock + 'static> Fallback<S, A, C> {
-    /// Starts a task that settles the estimates of this batch at 0 in the store. The breaker does not hear of it, so that the
-    /// next request is the probe.
+    /// Starts a task that settles the estimates of this batch at 0 in the store. The breaker does
+    /// not hear of it, so that the next request is the probe.
     pub(super) fn cancel(&self, batch: &Batch<'_, A>) {
         let Some(id) = batch.reservation_id() else { return };
         let own = |check: &Check<'_, A>| (check.limit.clone(), check.key.to_owned());

@@ -21,7 +21,8 @@ pub struct OutageCount {
     pub denied: u64,
     /// How many requests this limit would have allowed, and another limit of the batch denied.
     pub spared: u64,
-    /// How many of all these the store may have charged as well: it was asked, and its answer did not come.
+    /// How many of all these the store may have charged as well: it was asked, and its answer did
+    /// not come.
     pub undetermined: u64,
 }
 

@@ -10,7 +10,8 @@ use ratelimit_memory::MemoryError;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum FallbackError<E> {
-    /// The store's own error: one that is no outage, or an outage during an operation that only the store can do.
+    /// The store's own error: one that is no outage, or an outage during an operation that only the
+    /// store can do.
     #[error(transparent)]
     Store(E),
     /// The store did not answer in time. It may have done what it was asked.

@@ -11,9 +11,11 @@ use ratelimit_core::{Algorithm, Limit};
 use crate::bounded::WideKeyHasher;
 use crate::lock;
 
-/// How many bytes the keys may have on average. They are kept whole, because a store charges a key and not its hash.
+/// How many bytes the keys may have on average. They are kept whole, because a store charges a key
+/// and not its hash.
 const KEY_BYTES: usize = 128;
-/// At how many others a new key looks, so that those whose charges count no more go faster than new ones come.
+/// At how many others a new key looks, so that those whose charges count no more go faster than new
+/// ones come.
 const LOOKS: usize = 2;
 
 /// One key's charges under one limit.
@@ -27,7 +29,8 @@ pub(super) struct PendingCharges<A> {
     pub(super) now: Now,
 }
 
-/// Charges by state name and key, of at most so many keys and bytes. What finds no place is forgotten, and counted.
+/// Charges by state name and key, of at most so many keys and bytes. What finds no place is
+/// forgotten, and counted.
 #[derive(Debug)]
 pub(super) struct Journal<A> {
     most: usize,
@@ -48,8 +51,8 @@ struct Entries<A> {
     by_place: BTreeMap<Place, JournalEntry>,
     /// By the hash of limit and key.
     places: HashMap<u128, Place>,
-    /// With how many keys each has. All charges under a limit have its newest parameters: a policy may be replaced during an
-    /// outage.
+    /// With how many keys each has. All charges under a limit have its newest parameters: a policy
+    /// may be replaced during an outage.
     limits: HashMap<Arc<str>, (Arc<Limit<A>>, usize)>,
     next: Place,
     /// After which place the next look begins.
@@ -111,7 +114,8 @@ impl<A: Algorithm + Clone> Journal<A> {
         self.len.load(Ordering::SeqCst)
     }
 
-    /// How many keys' charges were forgotten, because there was no place or the store could not take them.
+    /// How many keys' charges were forgotten, because there was no place or the store could not
+    /// take them.
     pub(super) fn forgotten(&self) -> u64 {
         self.forgotten.load(Ordering::Relaxed)
     }
@@ -120,7 +124,8 @@ impl<A: Algorithm + Clone> Journal<A> {
         self.forgotten.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Notes a charge. A new key drops others of which `counts` says that their charges do not count any more.
+    /// Notes a charge. A new key drops others of which `counts` says that their charges do not
+    /// count any more.
     pub(super) fn add(
         &self,
         limit: &Limit<A>,

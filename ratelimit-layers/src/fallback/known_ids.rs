@@ -1,5 +1,6 @@
-//! [`KnownIds`]: the ids under which something was decided without the store. Whatever comes under them later, also when the
-//! store is back, belongs to the local limits. Beside them, the ids of what the store may have done: only it can tell.
+//! [`KnownIds`]: the ids under which something was decided without the store. Whatever comes under
+//! them later, also when the store is back, belongs to the local limits. Beside them, the ids of
+//! what the store may have done: only it can tell.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasher as _, RandomState};

@@ -21,7 +21,8 @@ use crate::bounded::BoundedMap;
 use crate::observed::LimitOutcome;
 use crate::{LocalAlgorithm, OnDrop};
 
-/// The most limits whose shares are kept. More than a service has, so that only limits that are gone make room for new ones.
+/// The most limits whose shares are kept. More than a service has, so that only limits that are
+/// gone make room for new ones.
 const MOST_SHARES: usize = 1_024;
 
 #[derive(Debug)]
@@ -115,7 +116,8 @@ impl<A: LocalAlgorithm, C: Clock> Outage<A, C> {
         Ok(())
     }
 
-    /// Decides a batch without the store, which was not asked because its id `is_known` here, or is `away`.
+    /// Decides a batch without the store, which was not asked because its id `is_known` here, or is
+    /// `away`.
     pub(super) fn decide<E: StoreError>(
         &self,
         batch: &Batch<'_, A>,
@@ -130,7 +132,8 @@ impl<A: LocalAlgorithm, C: Clock> Outage<A, C> {
         let choices = batch.checks().iter().map(|check| self.choice(check.limit));
         let choices: Vec<OnOutage> = choices.collect::<Result<_, _>>()?;
         let refuses = choices.contains(&OnOutage::Closed) && !is_known;
-        // A forced charge or a refund whose outcome is unknown may have been made, and no caller learns it from a verdict.
+        // A forced charge or a refund whose outcome is unknown may have been made, and no caller
+        // learns it from a verdict.
         let only_store = match op {
             Op::Acquire | Op::Peek => false,
             Op::Force | Op::Refund | Op::Adopt => {
@@ -221,7 +224,8 @@ impl<A: LocalAlgorithm, C: Clock> Outage<A, C> {
             if *choice == OnOutage::Local {
                 return local_decisions.next().copied();
             }
-            // An id that was decided without the store had no closed limit then. An open one shows its capacity.
+            // An id that was decided without the store had no closed limit then. An open one shows
+            // its capacity.
             let allowed = *choice == OnOutage::Open || !refuses;
             let limit = check.limit.algorithm().capacity();
             let used = if is_charged { check.cost } else { 0 };
@@ -242,7 +246,8 @@ impl<A: LocalAlgorithm, C: Clock> Outage<A, C> {
         Ok(if locally.is_unrecorded() { verdict.unrecorded() } else { verdict })
     }
 
-    /// Keeps what is to be charged to the store on recovery. What was charged under an id is not: it may still be settled.
+    /// Keeps what is to be charged to the store on recovery. What was charged under an id is not:
+    /// it may still be settled.
     fn note_charges(&self, batch: &Batch<'_, A>, choices: &[OnOutage], verdict: &Verdict) {
         let Some(journal) = &self.journal else { return };
         if batch.reservation_id().is_some() || !verdict.allowed() {

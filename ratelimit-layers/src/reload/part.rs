@@ -1,4 +1,5 @@
-//! [`Part`]: those limits of a [`Reload`] that one user of it takes, such as a layer in front of a service.
+//! [`Part`]: those limits of a [`Reload`] that one user of it takes, such as a layer in front of a
+//! service.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -10,7 +11,8 @@ use ratelimit_core::{Algorithm, AnyAlgorithm, ConfigError, Limits, RateLimiter, 
 use super::{Reload, ReloadState};
 use crate::lock;
 
-/// Those limits of a [`Reload`] that one user of it takes, such as a layer in front of a service. `Part::from(&reload)` has all.
+/// Those limits of a [`Reload`] that one user of it takes, such as a layer in front of a service.
+/// `Part::from(&reload)` has all.
 ///
 /// See [`Reload::part`].
 #[derive_where(Clone, Debug)]
@@ -35,11 +37,12 @@ impl<S, A> From<&Reload<S, A>> for Part<S, A> {
 }
 
 impl<S: Store<A>, A: Algorithm + Clone + PartialEq> Reload<S, A> {
-    /// The limits of these names, for one of several users of one policy, such as the layers of a service. A name that ends
-    /// in `*` matches all that begin with the rest of it.
+    /// The limits of these names, for one of several users of one policy, such as the layers of a
+    /// service. A name that ends in `*` matches all that begin with the rest of it.
     ///
-    /// From then on a policy without one of these names is refused, and so is one with a limit that is in no part: it would
-    /// limit nothing. Users of a part see a new policy with their next request.
+    /// From then on a policy without one of these names is refused, and so is one with a limit that
+    /// is in no part: it would limit nothing. Users of a part see a new policy with their next
+    /// request.
     ///
     /// ```
     /// use ratelimit_core::{Limits, AnyAlgorithm};
@@ -77,7 +80,8 @@ impl<S: Store<A>, A: Algorithm + Clone + PartialEq> Reload<S, A> {
         Ok(Part { names: Some(names), ..Part::from(self) })
     }
 
-    /// Checks the limits in force as a new policy is checked, for the start of a program that has made all parts.
+    /// Checks the limits in force as a new policy is checked, for the start of a program that has
+    /// made all parts.
     ///
     /// # Errors
     /// A limit that is in no part; one that counts by an identifier that its part does not have.
@@ -88,7 +92,8 @@ impl<S: Store<A>, A: Algorithm + Clone + PartialEq> Reload<S, A> {
 }
 
 impl<S: Store<A>, A: Algorithm + Clone + PartialEq> Part<S, A> {
-    /// The limiter of the moment. Decide a whole request by it, and [name](RateLimiter::named) its verdict by it.
+    /// The limiter of the moment. Decide a whole request by it, and [name](RateLimiter::named) its
+    /// verdict by it.
     #[must_use]
     pub fn limiter(&self) -> Arc<RateLimiter<Arc<S>, A>> {
         let whole = self.reload.limiter();
@@ -105,8 +110,9 @@ impl<S: Store<A>, A: Algorithm + Clone + PartialEq> Part<S, A> {
         part
     }
 
-    /// Refuses, from now on, policies with a limit of this part that counts by any other identifier than these, of which `None`
-    /// is the bare key; or whose algorithm does not suit a user that `reserves` costs, or one that does not.
+    /// Refuses, from now on, policies with a limit of this part that counts by any other identifier
+    /// than these, of which `None` is the bare key; or whose algorithm does not suit a user that
+    /// `reserves` costs, or one that does not.
     ///
     /// # Errors
     /// A limit in force that is, or does not.
@@ -157,7 +163,8 @@ impl Requirement {
     }
 }
 
-/// Checks that these limits are what all parts require, and that each limit is in one, if there are parts.
+/// Checks that these limits are what all parts require, and that each limit is in one, if there are
+/// parts.
 pub(super) fn check<A: Algorithm + Clone>(
     limits: &Limits<A>,
     requirements: &[Requirement],

@@ -1,9 +1,10 @@
 //! [`Watch`]: a task that looks at a file.
 //!
-//! It compares the file's contents, once per interval, and asks the operating system for no events. Editors and
-//! configuration maps replace a file by renaming another, or by moving a symbolic link: a watch on the old file then hears
-//! nothing more, and network file systems send no events at all. A modification time can stay the same. A policy is small, so
-//! that reading it costs less than getting these cases right.
+//! It compares the file's contents, once per interval, and asks the operating system for no events.
+//! Editors and configuration maps replace a file by renaming another, or by moving a symbolic link:
+//! a watch on the old file then hears nothing more, and network file systems send no events at all.
+//! A modification time can stay the same. A policy is small, so that reading it costs less than
+//! getting these cases right.
 
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -26,12 +27,14 @@ pub struct Watch {
 }
 
 impl<S: Store<AnyAlgorithm> + 'static> Reload<S> {
-    /// Looks at this file once per `every`, at least a millisecond, and replaces the limits when it has changed. `told` gets
-    /// every change and every error, and the watch goes on if it panics; [`last_error`](Self::last_error) keeps the last error.
+    /// Looks at this file once per `every`, at least a millisecond, and replaces the limits when it
+    /// has changed. `told` gets every change and every error, and the watch goes on if it panics;
+    /// [`last_error`](Self::last_error) keeps the last error.
     ///
-    /// A changed file is read when it is the same at two looks in a row, so that a file that is being written is not taken
-    /// for a policy. A file that is missing at one look is a file that is being replaced; at two, it is an error. A broken
-    /// file is an error once, until it changes again, and the limits in force stay. Call it within a tokio runtime.
+    /// A changed file is read when it is the same at two looks in a row, so that a file that is
+    /// being written is not taken for a policy. A file that is missing at one look is a file that
+    /// is being replaced; at two, it is an error. A broken file is an error once, until it changes
+    /// again, and the limits in force stay. Call it within a tokio runtime.
     pub fn watch(
         &self,
         path: impl Into<PathBuf>,
@@ -43,7 +46,8 @@ impl<S: Store<AnyAlgorithm> + 'static> Reload<S> {
         task.spawn(async move {
             let mut looks = interval(every.max(Duration::from_millis(1)));
             looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-            // What was seen at the last look, and at the last one that was acted upon: the text, or why it cannot be read.
+            // What was seen at the last look, and at the last one that was acted upon: the text, or
+            // why it cannot be read.
             let (mut seen, mut judged) = (None, None);
             loop {
                 looks.tick().await;
@@ -56,7 +60,8 @@ impl<S: Store<AnyAlgorithm> + 'static> Reload<S> {
                 judged = look;
                 match reload.attempt(|| parsed(Some(&path), &document?)) {
                     Ok(changes) if changes.is_empty() => {}
-                    // Code of others: its panic, which the panic hook reports, does not end the watch.
+                    // Code of others: its panic, which the panic hook reports, does not end the
+                    // watch.
                     said => _ = catch_unwind(AssertUnwindSafe(|| told(said))),
                 }
             }

@@ -1,4 +1,5 @@
-//! What a request allocates while the store is away. The crate `allocation-counter` counts for this whole program.
+//! What a request allocates while the store is away. The crate `allocation-counter` counts for this
+//! whole program.
 
 use std::pin::pin;
 use std::task::Poll;
@@ -10,7 +11,8 @@ use ratelimit_core::{OnOutage, Store as _};
 use crate::common::{checks, limit, paused, poll};
 use crate::fallback::{ask, down, layered};
 
-/// The verdict has one for its source, and one for several decisions. The others are lists of the checks.
+/// The verdict has one for its source, and one for several decisions. The others are lists of the
+/// checks.
 #[test]
 fn in_an_outage_a_request_computes_no_share() {
     for (count, due) in [(1, 5), (3, 7)] {

@@ -104,7 +104,8 @@ async fn before_a_process_ends_it_gives_back_all_that_is_left() {
     assert_eq!(store.give_back().await, 0);
     assert_eq!(ended(&store, &limit), [206, 0, 91]);
     assert!(keys.iter().all(|key| store.store().left(&limit, key) == 98));
-    // The reservation of a draw is forgotten soon after it was given back. Those that were spent whole were not settled.
+    // The reservation of a draw is forgotten soon after it was given back. Those that were spent
+    // whole were not settled.
     clock.advance(Duration::from_micros(Reservation::REPEAT_US));
     for n in 0..1_000 {
         let _ = left(&store.store().memory, &limit, &n.to_string());
@@ -235,8 +236,8 @@ async fn a_draw_that_is_under_way_during_a_reset_is_not_spent() {
     assert_eq!((store.counts().forfeited, store.counts().given_back), (6, 0));
 }
 
-/// The allotments of several users share the limit of their address. All of them are settled at once, also if the caller that
-/// ended them goes away.
+/// The allotments of several users share the limit of their address. All of them are settled at
+/// once, also if the caller that ended them goes away.
 #[tokio::test(start_paused = true)]
 async fn a_caller_that_goes_away_ends_no_settlement() {
     for goes in [false, true] {
@@ -353,7 +354,8 @@ proptest! {
         let all: Vec<_> = (0..limits.len()).flat_map(|limit| [(limit, 0, 1), (limit, 1, 1)]).collect();
         for (pause_us, op, checks) in requests {
             clock.advance(Duration::from_micros(pause_us));
-            // A reset of one limit of a batch leaves the others charged with what was drawn beside it.
+            // A reset of one limit of a batch leaves the others charged with what was drawn beside
+            // it.
             let checks = if op == Op::Reset { &all } else { &checks };
             let check = |(limit, key, cost): &(usize, usize, u64)| {
                 Check { limit: &limits[*limit], key: KEYS[*key], cost: *cost }
@@ -397,7 +399,8 @@ async fn of_several_limits_the_one_with_the_least_left_bounds_a_draw() {
     }
 }
 
-/// A reload to other numbers ends what was drawn under the old ones, before the store is asked under the new ones.
+/// A reload to other numbers ends what was drawn under the old ones, before the store is asked
+/// under the new ones.
 #[tokio::test(start_paused = true)]
 async fn after_a_reload_the_answers_are_those_of_the_store() {
     for words in ["fixed-window", "gcra", "token-bucket"] {
@@ -419,7 +422,8 @@ async fn after_a_reload_the_answers_are_those_of_the_store() {
     }
 }
 
-/// A request after a pause under limits that are replaced, now and then, by others of other numbers.
+/// A request after a pause under limits that are replaced, now and then, by others of other
+/// numbers.
 fn reloading() -> impl Strategy<Value = (u64, [usize; 2], u8, u64)> {
     let pause_us = prop_oneof![3 => Just(0), 3 => 0..5_000_u64, 1 => 0..2_000_000_u64];
     (pause_us, [0..3_usize, 0..3_usize], 0..3_u8, 1..9_u64)
@@ -428,7 +432,8 @@ fn reloading() -> impl Strategy<Value = (u64, [usize; 2], u8, u64)> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(300))]
 
-    /// With a runtime and without, in which what ends is settled in other ways, and with so few slots that they make room.
+    /// With a runtime and without, in which what ends is settled in other ways, and with so few
+    /// slots that they make room.
     #[test]
     fn across_reloads_one_node_answers_as_the_store_alone_and_counts_what_is_lost(
         requests in prop::collection::vec(reloading(), 1..60),

@@ -86,7 +86,8 @@ fn what_changes_a_key_here_is_asked_of_the_store() {
 /// A reply comes after others that the store decided later, as to tasks of several threads.
 #[test]
 fn a_state_from_before_is_not_kept_after_what_the_store_decided_since() {
-    // What is done since, how much later, and whether a state is kept then, which the admitted request replaces.
+    // What is done since, how much later, and whether a state is kept then, which the admitted
+    // request replaces.
     for (op, later_ms, is_known, due) in [
         (Op::Reset, 0, false, (Source::Store, true)),
         (Op::Acquire, 1, false, (Source::Store, false)),
@@ -154,7 +155,8 @@ fn what_the_cache_cannot_know_is_always_asked_of_the_store() {
     }
 }
 
-/// Nothing can have been charged under it before. Under an id of the caller's, it may be a repetition of what was admitted.
+/// Nothing can have been charged under it before. Under an id of the caller's, it may be a
+/// repetition of what was admitted.
 #[test]
 fn the_denial_of_a_reservation_is_answered_if_its_id_was_drawn_for_it() {
     let (store, limit) = (cached().0, three());
@@ -291,8 +293,9 @@ fn it_keeps_no_more_keys_than_it_may_and_forgets_those_that_are_too_old() {
     }
 }
 
-/// Where the store is a trip away, no answer denies what the store would admit, and none waits longer than the store says, or
-/// shorter by more than the way of the request that was denied; also if the parameters of the limit change.
+/// Where the store is a trip away, no answer denies what the store would admit, and none waits
+/// longer than the store says, or shorter by more than the way of the request that was denied; also
+/// if the parameters of the limit change.
 #[test]
 fn a_denial_ends_no_later_than_in_the_store() {
     const MOST_TRIP_US: u64 = 20_000;

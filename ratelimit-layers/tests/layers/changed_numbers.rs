@@ -1,4 +1,5 @@
-//! Allotments that outlive the numbers of their limit: what is given back of them is worth no more than what was charged.
+//! Allotments that outlive the numbers of their limit: what is given back of them is worth no more
+//! than what was charged.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,7 +14,8 @@ type Node = Allotments<Arc<Memory>, AnyAlgorithm, ManualClock>;
 
 const LIFETIME: Duration = Duration::from_millis(500);
 
-/// Limits before and after a change, and what the second gives back: so many units in so many microseconds, at once for a window.
+/// Limits before and after a change, and what the second gives back: so many units in so many
+/// microseconds, at once for a window.
 const CHANGES: [(&str, &str, u64, u64); 6] = [
     ("gcra 1000/s", "gcra 2/m burst 3", 2, 60_000_000),
     ("token-bucket 10/s burst 40", "token-bucket 1/h burst 40", 1, 3_600_000_000),
@@ -31,7 +33,8 @@ fn requests() -> impl Strategy<Value = Requests> {
     prop::collection::vec((0..5_usize, after_us, 1..4_u64), 1..60)
 }
 
-/// What is admitted under the second limit, and when, once these requests have been asked under the first.
+/// What is admitted under the second limit, and when, once these requests have been asked under the
+/// first.
 fn admitted_after(change: [&str; 2], before: &Requests, after: &Requests) -> Vec<(u64, u64)> {
     paused().block_on(async {
         let clock = ManualClock::new(BEGIN);
@@ -64,7 +67,8 @@ fn at_once(admitted: &[(u64, u64)]) -> u64 {
     admitted.iter().map(|(_, cost)| cost).sum()
 }
 
-/// Five processes have drawn from a thousand a second when the limit becomes two a minute: 7 and 14 were admitted of 3.
+/// Five processes have drawn from a thousand a second when the limit becomes two a minute: 7 and 14
+/// were admitted of 3.
 #[test]
 fn of_a_limit_that_is_lowered_no_more_is_admitted_once_allotments_go_back() {
     let before: Requests = (0..60).map(|n| (n % 5, 0, 1)).collect();

@@ -129,11 +129,13 @@ conformance!(healthy, Laws<Healthy>);
 // A cache answers nothing at a given time.
 conformance!(cached, ByOwnClock<Laws<DenialCache<Arc<Memory>, AnyAlgorithm, ManualClock>>>);
 
-/// With allotments, a limit that is not served keeps every law. One that is served keeps those that speak of what is allowed.
-/// Those that compare whole decisions do not hold, because `remaining` and the waits of a request that was served are
-/// estimates; nor does the law that nothing leaks, because each draw leaves a reservation for an hour. Two more tests stand beside the
-/// other tests of allotments: that one node admits what the pure step admits, and that of many tasks at one moment none is admitted
-/// beyond it. There it may be fewer, because a request can be denied while a draw in flight holds what is left.
+/// With allotments, a limit that is not served keeps every law. One that is served keeps those that
+/// speak of what is allowed. Those that compare whole decisions do not hold, because `remaining`
+/// and the waits of a request that was served are estimates; nor does the law that nothing leaks,
+/// because each draw leaves a reservation for an hour. Two more tests stand beside the other tests
+/// of allotments: that one node admits what the pure step admits, and that of many tasks at one
+/// moment none is admitted beyond it. There it may be fewer, because a request can be denied while
+/// a draw in flight holds what is left.
 #[test]
 fn with_allotments_limits_that_are_served_keep_the_laws_of_what_is_allowed_and_others_all_laws() {
     type Allotted = Laws<Allotments<Arc<Memory>, AnyAlgorithm, ManualClock>>;

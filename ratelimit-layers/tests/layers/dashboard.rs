@@ -1,5 +1,5 @@
-//! The dashboard, asked as Prometheus would: `promtool`, the program that `RATELIMIT_PROMTOOL` names or the one on `PATH`.
-//! Without one, the test says that it is skipped.
+//! The dashboard, asked as Prometheus would: `promtool`, the program that `RATELIMIT_PROMTOOL`
+//! names or the one on `PATH`. Without one, the test says that it is skipped.
 
 use std::env;
 use std::fmt::Write as _;
@@ -85,7 +85,8 @@ fn a_share_of_nothing_is_0_and_not_no_data() {
     assert!(told.status.success(), "{}", String::from_utf8_lossy(&told.stderr));
 }
 
-/// The program that evaluates expressions of Prometheus. Without one, a line says that the test is skipped.
+/// The program that evaluates expressions of Prometheus. Without one, a line says that the test is
+/// skipped.
 fn promtool() -> Option<PathBuf> {
     let told = env::var_os("RATELIMIT_PROMTOOL").map(PathBuf::from);
     let path = env::var_os("PATH").unwrap_or_default();

@@ -1,5 +1,6 @@
-//! Every operation that ends or changes something, while something else is under way, through every layer: a denial, a charge, a
-//! draw or a reservation that is answered late, done late, dropped before or after it is done, or ends by a panic of the store.
+//! Every operation that ends or changes something, while something else is under way, through every
+//! layer: a denial, a charge, a draw or a reservation that is answered late, done late, dropped
+//! before or after it is done, or ends by a panic of the store.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,8 +17,8 @@ use crate::repeats::{MakeStack, STACKS, Stack};
 /// Less than a fallback waits.
 const MOMENT: Duration = Duration::from_millis(20);
 
-/// A request: an operation at a cost, under an id or none, which a layer drew or the caller chose, under one of two versions of
-/// the limit.
+/// A request: an operation at a cost, under an id or none, which a layer drew or the caller chose,
+/// under one of two versions of the limit.
 #[derive(Clone, Copy, Debug)]
 struct Asked {
     op: Op,

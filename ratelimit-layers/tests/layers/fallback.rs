@@ -21,7 +21,8 @@ const DEADLINE: Duration = Duration::from_millis(100);
 
 pub(crate) type Layered = Fallback<Fake, AnyAlgorithm, ManualClock>;
 
-/// A fallback with these settings for these limits, on one of three nodes, and the clock of both its stores.
+/// A fallback with these settings for these limits, on one of three nodes, and the clock of both
+/// its stores.
 pub(crate) fn layered_with(
     all: &[Limit<AnyAlgorithm>],
     settings: impl FnOnce(FallbackBuilder) -> FallbackBuilder,
@@ -97,7 +98,8 @@ async fn while_the_store_hangs_a_handful_of_calls_wait_and_one_probe_at_a_time()
         }
         assert_eq!((begin.elapsed(), store.breaker()), (DEADLINE * 5, BreakerState::Open));
         assert_eq!(store.store().calls(), 5);
-        // The share of one node of three. What was sent and not answered may be charged twice, and nothing else.
+        // The share of one node of three. What was sent and not answered may be charged twice, and
+        // nothing else.
         assert_eq!(counted(&store), [(OnOutage::Local, [20, 85, 0, 5])]);
         let charged = if mode == Mode::Hangs { 0 } else { 5 };
         assert_eq!(store.store().left(&limits[0], "alice"), 40 - charged);
@@ -409,7 +411,8 @@ async fn a_share_is_that_of_the_limit_which_the_request_has() {
     }
 }
 
-/// Of limits that are smaller than the number of nodes, each node admits one where that is chosen; of others, its share.
+/// Of limits that are smaller than the number of nodes, each node admits one where that is chosen;
+/// of others, its share.
 #[tokio::test(start_paused = true)]
 async fn a_node_admits_at_least_one_where_that_is_chosen() {
     for (words, nodes, due) in [

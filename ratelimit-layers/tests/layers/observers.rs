@@ -131,7 +131,8 @@ proptest! {
             let count = due.get(&*denied.key).copied().unwrap_or(0);
             prop_assert!(denied.count - denied.over <= count && count <= denied.count, "{:?}", denied);
         }
-        // Of a flood of keys, the one that is denied more often than all others is there: each part has room for two.
+        // Of a flood of keys, the one that is denied more often than all others is there: each part
+        // has room for two.
         let all: u64 = due.values().sum();
         let is_there = |key: &str| top.iter().any(|denied| &*denied.key == key);
         prop_assert!(due.iter().all(|(key, count)| count * 2 <= all || is_there(key)), "{:?}", top);
@@ -142,8 +143,8 @@ proptest! {
     }
 }
 
-/// A subscriber that hears nothing and stays. Beside a single one, `tracing` keeps for good what the thread that met a
-/// span first hears of it: nothing, in a test that does not listen.
+/// A subscriber that hears nothing and stays. Beside a single one, `tracing` keeps for good what
+/// the thread that met a span first hears of it: nothing, in a test that does not listen.
 static SILENT: LazyLock<Dispatch> = LazyLock::new(|| Dispatch::new(NoSubscriber::new()));
 
 /// What is traced while this runs, by line: a span when it ends, and each event within its span.
@@ -199,7 +200,8 @@ fn each_decision_is_a_span_and_each_error_an_event_at_most_once_per_second() {
     assert_eq!(told("breaker is open"), 1);
 }
 
-/// What is due of each limit, by its name: how often it allowed, denied, and so on, and which keys it denied how often.
+/// What is due of each limit, by its name: how often it allowed, denied, and so on, and which keys
+/// it denied how often.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct ByName {
     outcomes: BTreeMap<(String, String), u64>,
@@ -325,8 +327,8 @@ fn observed(all: &[Limit<AnyAlgorithm>], seed: u64, is_away: bool) -> ByName {
     told
 }
 
-/// Of limits that differ, in every order, each denies in its turn, and some do not apply: all that observers tell has the name
-/// that the verdict has.
+/// Of limits that differ, in every order, each denies in its turn, and some do not apply: all that
+/// observers tell has the name that the verdict has.
 #[test]
 fn whatever_is_told_of_a_limit_has_the_name_that_the_verdict_has() {
     let all = differing();

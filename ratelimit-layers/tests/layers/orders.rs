@@ -1,5 +1,5 @@
-//! Layers around each other: in the order that the guide shows, with and without each of them, and what an answer of one says to
-//! another.
+//! Layers around each other: in the order that the guide shows, with and without each of them, and
+//! what an answer of one says to another.
 
 use std::sync::Arc;
 
@@ -16,7 +16,8 @@ fn daily() -> Limit<AnyAlgorithm> {
     limit("daily", "fixed-window 100/d").on_outage(OnOutage::Open)
 }
 
-/// How many of 1,000 requests in a row are admitted, decided by the store, by a cache, and served from allotments.
+/// How many of 1,000 requests in a row are admitted, decided by the store, by a cache, and served
+/// from allotments.
 async fn drained(store: &dyn DynStore<AnyAlgorithm>) -> [u64; 4] {
     let [mut admitted, mut stored, mut cached, mut served] = [0; 4];
     for _ in 0..1_000 {
@@ -44,7 +45,8 @@ async fn each_layer_does_its_part_wherever_it_stands() {
     drains("a cache of a store that is chosen at run time", &cache(chosen, &clock), due).await;
     let observed = Traced::new(Metrics::new(within()));
     drains("a cache of those that observe", &cache(observed, &clock), due).await;
-    // 1, and draws of 2, 4, 8, 16 and 32, of which the last takes what is left: six calls, and a denial.
+    // 1, and draws of 2, 4, 8, 16 and 32, of which the last takes what is left: six calls, and a
+    // denial.
     drains("allotments", &allotments(within(), &clock), [100, 907, 0, 93]).await;
     let (saving, due) = (|| allotments(cache(within(), &clock), &clock), [100, 8, 899, 93]);
     drains("allotments of a cache", &saving(), due).await;
@@ -97,8 +99,9 @@ async fn around_a_fallback_nothing_is_spent_that_the_store_has_not_charged() {
     assert!(store.counts().draws > 0);
 }
 
-/// What is decided within says nothing of the store: between two failures it does not make up for the first one, as an answer of
-/// the store does, nor does it close the breaker in the place of a probe.
+/// What is decided within says nothing of the store: between two failures it does not make up for
+/// the first one, as an answer of the store does, nor does it close the breaker in the place of a
+/// probe.
 #[tokio::test(start_paused = true)]
 async fn within_a_fallback_what_a_layer_decides_says_nothing_of_the_store() {
     let clock = ManualClock::new(BEGIN);

@@ -26,8 +26,8 @@ fn charging() -> (Layered, ManualClock, [Limit<AnyAlgorithm>; 1]) {
     (store, clock, limits)
 }
 
-/// How many keys are to be charged, how many charges are forgotten, and what Alice has left in the store, when the task has run
-/// that never waits for the clock while the store answers.
+/// How many keys are to be charged, how many charges are forgotten, and what Alice has left in the
+/// store, when the task has run that never waits for the clock while the store answers.
 async fn recovered(store: &Layered, limits: &[Limit<AnyAlgorithm>]) -> (usize, u64, u64) {
     sleep(Duration::from_millis(1)).await;
     let left = store.store().left(&limits[0], "alice");
@@ -215,7 +215,8 @@ async fn long_keys_take_bounded_memory_and_go_when_they_count_no_more() {
     assert_eq!((store.pending_charges(), store.forgotten_charges()), (400, 400 - kept as u64));
 }
 
-/// A fallback that charges on recovery and is down, and what it decides of one request to all of these limits.
+/// A fallback that charges on recovery and is down, and what it decides of one request to all of
+/// these limits.
 async fn decided(limits: &[Limit<AnyAlgorithm>], op: Op, cost: u64) -> (Layered, Verdict) {
     let charge = OnRecovery::Charge;
     let (store, _) = layered_with(limits, |settings| settings.on_recovery(charge));
@@ -226,8 +227,8 @@ async fn decided(limits: &[Limit<AnyAlgorithm>], op: Op, cost: u64) -> (Layered,
     (store, verdict)
 }
 
-/// Beside limits of other choices, in every order: what a limit decides, owes and forgives is what it says alone, and what it was
-/// charged, by force too, reaches the store.
+/// Beside limits of other choices, in every order: what a limit decides, owes and forgives is what
+/// it says alone, and what it was charged, by force too, reaches the store.
 #[tokio::test(start_paused = true)]
 async fn each_of_several_limits_is_decided_and_charged_as_if_alone() {
     let all = [

@@ -67,7 +67,8 @@ async fn a_store_says_what_it_saw_merged_or_not() {
     }
 }
 
-/// Nodes with all layers, in the order that the guide shows, to which tasks send requests of random costs.
+/// Nodes with all layers, in the order that the guide shows, to which tasks send requests of random
+/// costs.
 async fn nodes_admit_exactly_the_limit(url: &str) {
     const LIMIT: u64 = 2_000;
     // A window that does not end while a test runs, on most days.

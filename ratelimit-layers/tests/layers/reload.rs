@@ -249,7 +249,8 @@ async fn a_file_that_is_still_being_written_is_not_taken() {
     assert_eq!(watched.told(), ["added a, b, c; removed more; changed burst"]);
 }
 
-/// Every field that a `[[limit]]` may have, as the parser lists them: a field that is new has no row below.
+/// Every field that a `[[limit]]` may have, as the parser lists them: a field that is new has no
+/// row below.
 fn fields() -> BTreeSet<String> {
     let unknown =
         toml::from_str::<Limits<AnyAlgorithm>>("[[limit]]\nnone = 1\n").expect_err("unknown");
@@ -258,8 +259,8 @@ fn fields() -> BTreeSet<String> {
     listed.split('`').skip(1).step_by(2).map(str::to_owned).collect()
 }
 
-/// Each field alone, in a policy of two limits of which the other one stays. All users of the policy see it, and the change names
-/// its limit.
+/// Each field alone, in a policy of two limits of which the other one stays. All users of the
+/// policy see it, and the change names its limit.
 #[test]
 fn a_reload_takes_each_field_that_differs_alone() {
     const GCRA: &[(&str, &str)] = &[("algorithm", "'gcra'"), ("rate", "'60/m'")];

@@ -1,5 +1,5 @@
-//! Law 13 through every layer, while the store answers, fails, or does what it is asked and never says so: whatever has an id and is
-//! sent twice counts once.
+//! Law 13 through every layer, while the store answers, fails, or does what it is asked and never
+//! says so: whatever has an id and is sent twice counts once.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -67,7 +67,8 @@ const OPS: [Op; 9] = [
 /// The answer to a request: what remains, or why there is none.
 type Told = Result<(bool, u64), ErrorKind>;
 
-/// The answers to random requests, where those with an id are sent once or twice, and what the store has left then.
+/// The answers to random requests, where those with an id are sent once or twice, and what the
+/// store has left then.
 async fn told(make: MakeStack, seed: u64, times: usize) -> (Vec<Told>, Vec<u64>) {
     let (clock, mut random, all) = (ManualClock::new(BEGIN), Rng::with_seed(seed), all());
     let fake = Arc::new(Fake::new(&clock));

@@ -1,4 +1,5 @@
-//! What is reported to the crate `metrics` is what happened, and what the documents and the dashboard say.
+//! What is reported to the crate `metrics` is what happened, and what the documents and the
+//! dashboard say.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -15,7 +16,8 @@ use crate::common::{
 };
 use crate::fallback::layered_with;
 
-/// One of everything: allowed, denied and spared decisions of both sources, errors, an outage and its end.
+/// One of everything: allowed, denied and spared decisions of both sources, errors, an outage and
+/// its end.
 async fn one_of_everything() {
     let limits = [
         limit("narrow", "fixed-window 1/d").on_outage(OnOutage::Open),

@@ -1,4 +1,5 @@
-//! One of several servers of a store is away: its keys are decided without it, all others by their servers.
+//! One of several servers of a store is away: its keys are decided without it, all others by their
+//! servers.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -79,7 +80,8 @@ async fn decided<S: Store<AnyAlgorithm>>(
     decided
 }
 
-/// However it fails, with whichever layers between, and however many of its keys are asked about first.
+/// However it fails, with whichever layers between, and however many of its keys are asked about
+/// first.
 #[tokio::test(start_paused = true)]
 async fn a_server_that_is_away_takes_away_its_own_keys_only() {
     for mode in [UNAVAILABLE, Mode::Fails(ErrorKind::Indeterminate), Mode::Hangs] {
@@ -169,7 +171,8 @@ async fn a_recovery_waits_for_no_other_server() {
         }
     }
     assert_eq!((store.open_breakers(), store.pending_charges()), (2, 20));
-    // Answers of a healthy server start no end of attempts: what is left waits for servers that are away.
+    // Answers of a healthy server start no end of attempts: what is left waits for servers that are
+    // away.
     for server in &store.store().0 {
         server.calls();
     }

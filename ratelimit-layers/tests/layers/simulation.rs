@@ -1,5 +1,6 @@
-//! Allotments of budget on hundreds of nodes, each with a store of its own, on one server: with delays, lost requests, lost replies, callers that go
-//! away, crashes, restarts, and clocks that are off and drift. Time is tokio's paused time, and one seed decides everything.
+//! Allotments of budget on hundreds of nodes, each with a store of its own, on one server: with
+//! delays, lost requests, lost replies, callers that go away, crashes, restarts, and clocks that
+//! are off and drift. Time is tokio's paused time, and one seed decides everything.
 //!
 //! `RATELIMIT_SIMULATION_SEEDS=7`, `=1,5,9` or `=0..500` chooses other seeds.
 

@@ -11,8 +11,8 @@ pub(super) const CLOCKSOURCE: &str =
 /// The kernel's name of the counter that is read here.
 const COUNTER: &str = if cfg!(target_arch = "x86_64") { "tsc" } else { "arch_sys_counter" };
 
-/// Whether the kernel keeps time by the counter, by the content of [`CLOCKSOURCE`]; `false` if that cannot be
-/// read.
+/// Whether the kernel keeps time by the counter, by the content of [`CLOCKSOURCE`]; `false` if that
+/// cannot be read.
 pub(super) fn is_trusted(clocksource: io::Result<String>) -> bool {
     clocksource.is_ok_and(|name| name.trim_end() == COUNTER)
 }
@@ -27,7 +27,8 @@ pub(super) struct Counter {
     origin_us: i64,
 }
 
-/// A number of steps that is large enough for their nanoseconds to give a step to a few parts in 10^11.
+/// A number of steps that is large enough for their nanoseconds to give a step to a few parts in
+/// 10^11.
 pub(super) const MANY_STEPS: u64 = 1 << 40;
 
 impl Counter {
@@ -50,9 +51,9 @@ impl Counter {
     }
 }
 
-/// The scaled microseconds per step of a counter that takes `many_ns` nanoseconds for [`MANY_STEPS`]. They are
-/// limited to a microsecond per step: no counter in use is slower, and a slower one would only make this clock
-/// slow.
+/// The scaled microseconds per step of a counter that takes `many_ns` nanoseconds for
+/// [`MANY_STEPS`]. They are limited to a microsecond per step: no counter in use is slower, and a
+/// slower one would only make this clock slow.
 pub(super) fn step_scaled_us(many_ns: u64) -> u64 {
     let scaled = (u128::from(many_ns) << u64::BITS) / (u128::from(MANY_STEPS) * 1_000);
     u64::try_from(scaled).unwrap_or(u64::MAX)

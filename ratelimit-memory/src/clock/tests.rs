@@ -5,8 +5,9 @@ use std::time::Instant;
 
 use super::*;
 
-/// Runs threads that pass the latest reading to each other, and returns by how many microseconds at most a
-/// reading was less than one passed before it. A `pause` comes between the passing and the reading.
+/// Runs threads that pass the latest reading to each other, and returns by how many microseconds at
+/// most a reading was less than one passed before it. A `pause` comes between the passing and the
+/// reading.
 fn went_back_us<C: Clock + Clone>(clock: &C, readings: usize, pause: fn()) -> u64 {
     let (latest, worst) = (AtomicU64::new(0), AtomicU64::new(0));
     thread::scope(|scope| {

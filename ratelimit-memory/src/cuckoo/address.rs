@@ -1,5 +1,5 @@
-//! [`Address`]: where a key may lie in the table; [`KeyTag`]: the part of it that a slot stores (the partial key,
-//! or fingerprint, of Fan et al., "Cuckoo Filter", 2014).
+//! [`Address`]: where a key may lie in the table; [`KeyTag`]: the part of it that a slot stores
+//! (the partial key, or fingerprint, of Fan et al., "Cuckoo Filter", 2014).
 
 use super::{BUCKETS, MOST_BUCKETS};
 
@@ -14,25 +14,28 @@ const _: () = assert!(
     "a tag tells at every depth where the other line is"
 );
 
-/// The slope of addresses over hashes at the end where keys are dense, in units of 2^-64, and its increase per
-/// 2^5 of the hash: see [`Address::new`].
+/// The slope of addresses over hashes at the end where keys are dense, in units of 2^-64, and its
+/// increase per 2^5 of the hash: see [`Address::new`].
 const SLOPE_FIRST: u64 = 21 << 59;
 const SLOPE_MORE: u64 = 11;
 
-/// The bits of a key's hash, in the order in which the table uses them: the top bits choose the segment, those
-/// in the middle the distance to the alternate bucket, and the lowest the first bucket.
+/// The bits of a key's hash, in the order in which the table uses them: the top bits choose the
+/// segment, those in the middle the distance to the alternate bucket, and the lowest the first
+/// bucket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Address(u64);
 
-/// The part of a key that a slot stores, in a segment of some depth: the address bits that the segment does not
-/// imply, and a 1 that marks their end. When the segment splits it implies one more bit, and the tag shifts up
-/// by one. An entry that a split has moved therefore stores fewer bits until a writer rewrites it.
+/// The part of a key that a slot stores, in a segment of some depth: the address bits that the
+/// segment does not imply, and a 1 that marks their end. When the segment splits it implies one
+/// more bit, and the tag shifts up by one. An entry that a split has moved therefore stores fewer
+/// bits until a writer rewrites it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct KeyTag(pub(super) u64);
 
 impl Address {
-    /// Spreads keys unevenly over the segments, twice as densely at one end as at the other. Segments then do
-    /// not all fill up and split at the same time, and the table's memory grows in step with its keys.
+    /// Spreads keys unevenly over the segments, twice as densely at one end as at the other.
+    /// Segments then do not all fill up and split at the same time, and the table's memory grows in
+    /// step with its keys.
     #[inline(always)]
     pub(crate) const fn new(hash: u64) -> Self {
         // Maps a fraction x to (21 x + 11 x²) / 32.
@@ -84,8 +87,8 @@ impl KeyTag {
     }
 }
 
-/// The XOR distance of the two buckets. It is odd, so that they differ, and comes from bits that every tag
-/// stores at every depth.
+/// The XOR distance of the two buckets. It is odd, so that they differ, and comes from bits that
+/// every tag stores at every depth.
 #[allow(clippy::cast_possible_truncation, reason = "the lowest bits are asked for")]
 const fn apart(address: u64, buckets: usize) -> usize {
     ((address >> APART_BIT) as usize & (buckets - 1)) | 1

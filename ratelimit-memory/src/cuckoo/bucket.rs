@@ -1,31 +1,36 @@
-//! [`Bucket`]: four slots in one cache line, each with a lock bit of its own and readable without it. Reads are
-//! *optimistic*, as a seqlock's are: read, decide, validate.
+//! [`Bucket`]: four slots in one cache line, each with a lock bit of its own and readable without
+//! it. Reads are *optimistic*, as a seqlock's are: read, decide, validate.
 //!
-//! The lock bit is in the entry's word. The first entry's word has one more flag: keys whose first bucket this
-//! is may have states in shards (see `spill`). A charge of a key that is there locks its slot alone. A writer
-//! that inserts, moves or removes keys locks all four slots, in their order.
+//! The lock bit is in the entry's word. The first entry's word has one more flag: keys whose first
+//! bucket this is may have states in shards (see `spill`). A charge of a key that is there locks
+//! its slot alone. A writer that inserts, moves or removes keys locks all four slots, in their
+//! order.
 //!
 //! # What a reader without the lock sees
 //!
-//! [`Bucket::look`] reads an entry's word, then the rest of it; [`OptimisticRead::is_still`] reads all of it again,
-//! the word first. A writer takes the lock, executes a release fence, writes the rest, and then stores the word
-//! with release ordering, which unlocks. A reader that has read any part of a write therefore sees, when it
-//! reads again, the lock bit, or the word that belongs to that write and all that was written with it. So an
-//! entry that is read twice the same, unlocked, was there at one moment.
+//! [`Bucket::look`] reads an entry's word, then the rest of it; [`OptimisticRead::is_still`] reads
+//! all of it again, the word first. A writer takes the lock, executes a release fence, writes the
+//! rest, and then stores the word with release ordering, which unlocks. A reader that has read any
+//! part of a write therefore sees, when it reads again, the lock bit, or the word that belongs to
+//! that write and all that was written with it. So an entry that is read twice the same, unlocked,
+//! was there at one moment.
 //!
-//! The word alone is not enough: it has the time of the last charge, and several charges within one microsecond
-//! can leave it unchanged. An entry that changes and changes back in between goes unnoticed, which is harmless:
-//! it was there before, and is there now. A mixture of two writes could pass only if several writes within one
-//! microsecond move the span across a multiple of 2^32 µs (71 minutes) and back.
+//! The word alone is not enough: it has the time of the last charge, and several charges within one
+//! microsecond can leave it unchanged. An entry that changes and changes back in between goes
+//! unnoticed, which is harmless: it was there before, and is there now. A mixture of two writes
+//! could pass only if several writes within one microsecond move the span across a multiple of 2^32
+//! µs (71 minutes) and back.
 //!
-//! A charge takes the lock by a compare-exchange from the word that it saw, and then compares the rest.
+//! A charge takes the lock by a compare-exchange from the word that it saw, and then compares the
+//! rest.
 //!
-//! A look finds only entries that store their whole tag. An entry that a split has moved to a deeper segment
-//! stores fewer bits; only the holder of its lock finds it, and rewrites it ([`BucketGuard::find`]). A reader
-//! therefore need not check whether its segment has split since it read the directory: a split changes the tag
-//! of each entry, so an entry that is unchanged is where it was. (Another key, written since and one level
-//! deeper, has the very same 38 bits with a chance of 2^-38, the chance that two keys meet. A relocated entry
-//! keeps its tag, and is cleared under the locks of the bucket that it leaves.)
+//! A look finds only entries that store their whole tag. An entry that a split has moved to a
+//! deeper segment stores fewer bits; only the holder of its lock finds it, and rewrites it
+//! ([`BucketGuard::find`]). A reader therefore need not check whether its segment has split since
+//! it read the directory: a split changes the tag of each entry, so an entry that is unchanged is
+//! where it was. (Another key, written since and one level deeper, has the very same 38 bits with a
+//! chance of 2^-38, the chance that two keys meet. A relocated entry keeps its tag, and is cleared
+//! under the locks of the bucket that it leaves.)
 
 use std::hint::select_unpredictable;
 
@@ -68,19 +73,19 @@ impl Bucket {
     /// Reads an entry.
     #[inline(always)]
     fn entry(&self, slot: usize) -> SlotEntry {
-        // The word comes first: a reader that sees the word of an unlock also sees all that was written under
-        // that lock.
+        // The word comes first: a reader that sees the word of an unlock also sees all that was
+        // written under that lock.
         let word = self.words[slot].load(Ordering::Acquire);
         let low = self.lows[slot].load(Ordering::Relaxed);
         SlotEntry { word, low, tag: self.tags[slot].load(Ordering::Relaxed) }
     }
 
-    /// Looks in two buckets, without a lock, for a key's entry that stores its whole tag and has none of the
-    /// `UNFIT` bits in its word.
+    /// Looks in two buckets, without a lock, for a key's entry that stores its whole tag and has
+    /// none of the `UNFIT` bits in its word.
     ///
-    /// A third of all keys lie in their alternate bucket. A processor cannot predict the bucket or the slot, so
-    /// no branch depends on them. It would notice a misprediction only when the buckets have come from memory,
-    /// and would then repeat all that it has begun meanwhile.
+    /// A third of all keys lie in their alternate bucket. A processor cannot predict the bucket or
+    /// the slot, so no branch depends on them. It would notice a misprediction only when the
+    /// buckets have come from memory, and would then repeat all that it has begun meanwhile.
     #[inline(always)]
     pub(super) fn look<const UNFIT: u64>(
         [one, other]: [&Self; 2],
@@ -104,8 +109,8 @@ impl Bucket {
         (0..SLOTS).any(|slot| self.entry(slot).has_expired(now_us))
     }
 
-    /// Locks all slots, one after the other. A charge holds one for a few instructions, and waits for no other
-    /// meanwhile.
+    /// Locks all slots, one after the other. A charge holds one for a few instructions, and waits
+    /// for no other meanwhile.
     pub(crate) fn lock(&self) -> BucketGuard<'_> {
         let words = std::array::from_fn(|slot| {
             let mut waited = 0;
@@ -207,7 +212,8 @@ impl<'l> OptimisticRead<'l> {
         if !self.is_unlocked() || !self.bucket.try_lock_from(self.slot, word) {
             return None;
         }
-        // A reader that sees a write from here on also sees the lock bit, or the word that replaces it.
+        // A reader that sees a write from here on also sees the lock bit, or the word that replaces
+        // it.
         fence(Ordering::Release);
         Some(SlotGuard { seen: self, word })
     }
@@ -249,7 +255,8 @@ pub(crate) struct BucketGuard<'l> {
 
 impl<'l> BucketGuard<'l> {
     fn new(bucket: &'l Bucket, words: [u64; SLOTS]) -> Self {
-        // A reader that sees a write from here on also sees the lock bits, or the words that replace them.
+        // A reader that sees a write from here on also sees the lock bits, or the words that
+        // replace them.
         fence(Ordering::Release);
         Self { bucket, words }
     }
@@ -277,8 +284,8 @@ impl<'l> BucketGuard<'l> {
         (0..SLOTS).find(|slot| is_it(self.get(*slot)))
     }
 
-    /// Finds a key's slot. If a split has moved the entry since it was written, rewrites it with its whole tag:
-    /// lookups without the lock find no other.
+    /// Finds a key's slot. If a split has moved the entry since it was written, rewrites it with
+    /// its whole tag: lookups without the lock find no other.
     pub(crate) fn find(&mut self, tag: KeyTag) -> Option<usize> {
         let slot = self.slot(|entry| entry.is(tag))?;
         let entry = self.get(slot);
@@ -312,7 +319,8 @@ impl<'l> BucketGuard<'l> {
         self.words[0] & SPILLED != 0
     }
 
-    /// Notes that such a state lies in a shard. The flag is never cleared: nothing counts these states.
+    /// Notes that such a state lies in a shard. The flag is never cleared: nothing counts these
+    /// states.
     pub(crate) const fn spill(&mut self) {
         self.words[0] |= SPILLED;
     }

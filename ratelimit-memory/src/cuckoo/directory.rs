@@ -1,13 +1,14 @@
-//! [`Directory`]: the directory of *extendible hashing* (Fagin et al., 1979): which segment a key lies in, and
-//! how segments split.
+//! [`Directory`]: the directory of *extendible hashing* (Fagin et al., 1979): which segment a key
+//! lies in, and how segments split.
 //!
-//! A segment of depth *d* owns the keys whose addresses begin with the same *d* bits. The directory has a word
-//! for each prefix of the greatest possible depth, with the number and depth of its segment, and a table of the
-//! segments. Both have their full size from the start: some 16 bytes per thousand keys of the store's capacity.
-//! When a segment splits, a new one takes the keys whose next bit is 1. The split holds the locks of all
-//! buckets of the segment from the first entry that it moves until it has updated the directory. So a thread
-//! that has locked a bucket, and finds the directory's word unchanged, has the right bucket. A thread that
-//! finds the key's entry there need not check: see `bucket.rs`.
+//! A segment of depth *d* owns the keys whose addresses begin with the same *d* bits. The directory
+//! has a word for each prefix of the greatest possible depth, with the number and depth of its
+//! segment, and a table of the segments. Both have their full size from the start: some 16 bytes
+//! per thousand keys of the store's capacity. When a segment splits, a new one takes the keys whose
+//! next bit is 1. The split holds the locks of all buckets of the segment from the first entry that
+//! it moves until it has updated the directory. So a thread that has locked a bucket, and finds the
+//! directory's word unchanged, has the right bucket. A thread that finds the key's entry there need
+//! not check: see `bucket.rs`.
 
 use once_cell::race::OnceBox;
 use prefetch_index::prefetch_index;
@@ -27,7 +28,8 @@ const DEPTH_BITS: u32 = 5;
 /// Buckets that are allocated, and split, together.
 type Segment = [Bucket; BUCKETS];
 
-/// A segment made where it stays: by way of the stack, it would overflow that of a small thread, such as loom's.
+/// A segment made where it stays: by way of the stack, it would overflow that of a small thread,
+/// such as loom's.
 fn new_segment() -> Box<Segment> {
     let buckets: Box<[Bucket]> = (0..BUCKETS).map(|_| Bucket::new()).collect();
     // They are as many as they should be, so this ends at once.
@@ -77,8 +79,8 @@ impl<'t> KeyRoute<'t> {
         [&buckets[self.address.first()], &buckets[self.address.second()]]
     }
 
-    /// Prefetches both buckets. Unlike a read, a prefetch does not stall the processor: it goes on with the
-    /// instructions that follow until they need the buckets.
+    /// Prefetches both buckets. Unlike a read, a prefetch does not stall the processor: it goes on
+    /// with the instructions that follow until they need the buckets.
     #[inline(always)]
     pub(crate) fn prefetch(self) {
         let buckets = self.segment.as_slice();
@@ -86,15 +88,15 @@ impl<'t> KeyRoute<'t> {
         prefetch_index(buckets, self.address.second());
     }
 
-    /// Looks for the key in both buckets, without a lock. It does not find an entry that a split has moved,
-    /// until a locked lookup has rewritten that entry.
+    /// Looks for the key in both buckets, without a lock. It does not find an entry that a split
+    /// has moved, until a locked lookup has rewritten that entry.
     #[inline(always)]
     pub(crate) fn find(self) -> Option<OptimisticRead<'t>> {
         Bucket::look::<0>(self.buckets(), self.tag())
     }
 
-    /// Looks as [`find`](Self::find) does, but only for an unlocked entry whose state has only a time and a
-    /// span. Returns that state as well, its time counted from the epoch.
+    /// Looks as [`find`](Self::find) does, but only for an unlocked entry whose state has only a
+    /// time and a span. Returns that state as well, its time counted from the epoch.
     #[inline(always)]
     pub(crate) fn find_span(self) -> Option<(OptimisticRead<'t>, Compact)> {
         let seen = Bucket::look::<{ LOCKED | EXTRA }>(self.buckets(), self.tag())?;
@@ -133,7 +135,8 @@ impl Directory {
         let directory = Self {
             shift: u64::BITS - bits,
             pointers: (0..1 << bits).map(word).collect(),
-            // A quarter more than all keys fill: keys of segments that cannot split any more spill to shards.
+            // A quarter more than all keys fill: keys of segments that cannot split any more spill
+            // to shards.
             segments: (0..(segments + segments / 4).clamp(2, 1 << bits))
                 .map(|_| OnceBox::new())
                 .collect(),
@@ -173,7 +176,8 @@ impl Directory {
         KeyRoute { pointer, word, segment, address }
     }
 
-    /// Splits the segment of this route, unless another thread has. Returns `false` if it cannot split further.
+    /// Splits the segment of this route, unless another thread has. Returns `false` if it cannot
+    /// split further.
     pub(crate) fn split(&self, route: KeyRoute<'_>) -> bool {
         let _splitting = lock(&self.splitting);
         if !route.is_still() {
@@ -192,8 +196,8 @@ impl Directory {
         true
     }
 
-    /// Publishes a split: the lower half of the prefixes stays with the route's segment, the upper half goes to
-    /// segment `upper`, and both are one deeper.
+    /// Publishes a split: the lower half of the prefixes stays with the route's segment, the upper
+    /// half goes to segment `upper`, and both are one deeper.
     fn publish(&self, route: KeyRoute<'_>, upper: usize) {
         let width_bits = self.bits() - route.depth();
         let begin = route.address.directory_index(self.shift) >> width_bits << width_bits;
@@ -207,15 +211,16 @@ impl Directory {
         }
     }
 
-    /// Relocates an entry of these buckets to its alternate bucket, where it frees a slot first if it has to;
-    /// returns whether it did. It never waits for a bucket while it holds two.
+    /// Relocates an entry of these buckets to its alternate bucket, where it frees a slot first if
+    /// it has to; returns whether it did. It never waits for a bucket while it holds two.
     pub(crate) fn relocate(&self, route: KeyRoute<'_>, held: &mut [BucketGuard<'_>; 2]) -> bool {
         let mut all = held.iter_mut().zip(route.ids());
         all.any(|(bucket, (_, index))| self.vacate(route, index, bucket, true).is_some())
     }
 
-    /// Frees a slot of this bucket by relocating its entry, and returns the slot. If it `may_go_on`, it frees a slot for that
-    /// entry in the same way. With it segments are fuller before they split: 24 to 26 bytes per key instead of 26.5 to 28.3.
+    /// Frees a slot of this bucket by relocating its entry, and returns the slot. If it
+    /// `may_go_on`, it frees a slot for that entry in the same way. With it segments are fuller
+    /// before they split: 24 to 26 bytes per key instead of 26.5 to 28.3.
     fn vacate(
         &self,
         route: KeyRoute<'_>,
@@ -226,7 +231,8 @@ impl Directory {
         (0..SLOTS).find(|slot| {
             let entry = bucket.get(*slot);
             let at = entry.alternate_bucket(index, route.depth());
-            // The lock fails if the alternate is one of the locked buckets, and none of these has a free slot.
+            // The lock fails if the alternate is one of the locked buckets, and none of these has a
+            // free slot.
             let Some(mut other) = self.bucket((route.number(), at)).try_lock() else {
                 return false;
             };
@@ -242,8 +248,8 @@ impl Directory {
     }
 }
 
-/// Divides a bucket for a split: entries of the upper half move to `upper`, a bucket that no other thread can
-/// reach yet; the rest stay, one level deeper.
+/// Divides a bucket for a split: entries of the upper half move to `upper`, a bucket that no other
+/// thread can reach yet; the rest stay, one level deeper.
 fn divided<'l>(mut bucket: BucketGuard<'l>, upper: &Bucket) -> BucketGuard<'l> {
     let mut upper = upper.lock();
     for slot in 0..SLOTS {

@@ -29,9 +29,9 @@ pub(super) const EXTRA: u64 = 1 << (SPAN_ONLY - LOW_BITS);
 pub(super) const SPILLED: u64 = 1 << (LOCK_BIT + 1);
 const AT_SHIFT: u32 = LOCK_BIT + 2;
 
-/// The encodings of a span and an extra number in 41 bits: their prefixes, and the bits of the extra number in
-/// the rest. Spans reach twelve days without an extra, ten hours with an extra up to 15, and a minute with one
-/// up to 8,191.
+/// The encodings of a span and an extra number in 41 bits: their prefixes, and the bits of the
+/// extra number in the rest. Spans reach twelve days without an extra, ten hours with an extra up
+/// to 15, and a minute with one up to 8,191.
 const SPAN_ONLY: u32 = 40;
 const SPAN_AND_4: u32 = 39;
 const EXTRA_SHORT_BITS: u32 = 4;
@@ -159,8 +159,8 @@ impl SlotEntry {
         differs == 0 && self.word & TAG_HIGH == Self::high_of(tag) && !self.is_free()
     }
 
-    /// Whether the entry stores all of this key's tag (no split has moved it since it was written), and its
-    /// word has none of the `UNFIT` bits.
+    /// Whether the entry stores all of this key's tag (no split has moved it since it was written),
+    /// and its word has none of the `UNFIT` bits.
     #[inline(always)]
     pub(super) const fn is_all_of<const UNFIT: u64>(self, tag: KeyTag) -> bool {
         let differs = (self.word ^ Self::high_of(tag)) & (TAG_HIGH | UNFIT);

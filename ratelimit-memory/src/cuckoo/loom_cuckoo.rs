@@ -1,6 +1,6 @@
-//! Loom models of the table: buckets that are read without their lock, taken over and relocated, and segments
-//! that split. That a reader sees no mixture of two states, and two entries as they were at one moment, the models
-//! of the store's own paths show (`loom_paths.rs`).
+//! Loom models of the table: buckets that are read without their lock, taken over and relocated,
+//! and segments that split. That a reader sees no mixture of two states, and two entries as they
+//! were at one moment, the models of the store's own paths show (`loom_paths.rs`).
 //!
 //! `RUSTFLAGS="--cfg loom" cargo test -p ratelimit-memory --lib --release loom_`
 
@@ -14,8 +14,8 @@ use crate::store::loom_store::{model, models, race};
 /// How many keys with the same two buckets fill these.
 const FULL: u64 = 2 * SLOTS as u64;
 
-/// Addresses by the bits that matter to a table of one segment of four buckets, which can split once: the half
-/// and the bucket.
+/// Addresses by the bits that matter to a table of one segment of four buckets, which can split
+/// once: the half and the bucket.
 fn address(upper: u64, bucket: u64, key: u64) -> Address {
     Address::of_bits((upper << 63) | (key << 27) | bucket)
 }
@@ -74,7 +74,8 @@ fn loom_a_reader_does_not_take_another_keys_state_for_its_own() {
     });
 }
 
-/// A sweep of a bucket whose second slot is locked unlocks the first one again, and waits for no other thread.
+/// A sweep of a bucket whose second slot is locked unlocks the first one again, and waits for no
+/// other thread.
 #[test]
 fn loom_a_sweep_that_finds_the_second_slot_locked_unlocks_the_first() {
     model(|| {
@@ -149,7 +150,8 @@ fn splits(key: Address) -> impl Fn(&CuckooTable) -> bool {
     move |buckets| buckets.directory.split(buckets.route(key))
 }
 
-/// Charges a key as a store does, on a snapshot that was taken without the lock. Returns whether it did.
+/// Charges a key as a store does, on a snapshot that was taken without the lock. Returns whether it
+/// did.
 fn charge(buckets: &CuckooTable, key: Address, state: Packed) -> bool {
     let Some(seen) = buckets.route(key).find() else { return false };
     let Some(mut entry) = seen.try_lock() else { return false };
@@ -170,8 +172,8 @@ fn loom_a_charge_is_not_lost_while_its_segment_splits() {
     });
 }
 
-/// Two threads add to a key's span within one microsecond, so that the entry's word does not change, and lock
-/// the slot by `locked`.
+/// Two threads add to a key's span within one microsecond, so that the entry's word does not
+/// change, and lock the slot by `locked`.
 fn charge_within_a_microsecond(
     locked: impl for<'s, 'l> Fn(&'s OptimisticRead<'l>) -> Option<SlotGuard<'s, 'l>>
     + Copy
@@ -206,8 +208,8 @@ fn loom_catches_a_charge_that_compares_nothing_but_the_word() {
     model(|| charge_within_a_microsecond(|seen| seen.try_lock_word()));
 }
 
-/// The only segment splits, or one of two. Without the lock, a reader finds the key or rejects what it read; with the lock, it
-/// finds the key.
+/// The only segment splits, or one of two. Without the lock, a reader finds the key or rejects what
+/// it read; with the lock, it finds the key.
 #[test]
 fn loom_a_key_is_found_while_its_segment_splits() {
     models([(0, 1), (1, 1), (1, 2)], |(upper, segments)| {

@@ -47,7 +47,8 @@ fn get(table: &CuckooTable, address: Address) -> Option<Packed> {
     table.lock(address).state()
 }
 
-/// The state that a lookup without the lock finds: an entry that was written or looked up since a split moved it.
+/// The state that a lookup without the lock finds: an entry that was written or looked up since a
+/// split moved it.
 fn seen(table: &CuckooTable, address: Address) -> Option<Packed> {
     let seen = table.route(address).find()?;
     assert!(seen.is_still());
@@ -86,7 +87,8 @@ fn a_growing_table_is_two_thirds_full_and_any_capacity_works() {
 #[test]
 fn keys_that_no_split_separates_fill_two_buckets_at_most() {
     let table = CuckooTable::new(64, Timestamp::ZERO);
-    // The addresses have the same upper half: the same segment at every depth, and the same alternate bucket.
+    // The addresses have the same upper half: the same segment at every depth, and the same
+    // alternate bucket.
     let same = |n: u64| Address::of_bits((0xdead_beef << 32) | (n << 27));
     let fits = |n: &u64| put(&table, same(*n), until(&table, 9), Timestamp::ZERO);
     assert_eq!((0..31).take_while(fits).count(), 2 * bucket::SLOTS);
@@ -178,7 +180,8 @@ proptest! {
                 prop_assert!(count(&table, address(key)) <= 1 && seen(&table, address(key)) == found);
             }
         }
-        // The mark outlives splits. A sweep of a bucket that is locked waits for nothing, and one of all leaves the live.
+        // The mark outlives splits. A sweep of a bucket that is locked waits for nothing, and one
+        // of all leaves the live.
         prop_assert!(spilled.iter().all(|key| table.lock(address(*key)).has_spilled()));
         let locked = table.lock(address(0));
         let (before, freed) = (table.segments() * BUCKETS, table.sweep(1 << 20, at(now_us)));

@@ -1,5 +1,5 @@
-//! The bucket path: one check at the store's own time, decided with the key's two buckets locked. It inserts
-//! new keys, and serves the fast path when that meets too many writers.
+//! The bucket path: one check at the store's own time, decided with the key's two buckets locked.
+//! It inserts new keys, and serves the fast path when that meets too many writers.
 
 use ratelimit_core::algorithm::{InMemory, Step, Write};
 use ratelimit_core::store::{Batch, Check, Op};
@@ -10,8 +10,8 @@ use super::fast_path::{is_plain, may_owe};
 use crate::cuckoo::{Address, Insertion};
 
 impl<A: InMemory, C: Clock> MemoryStore<A, C> {
-    /// Decides one check with the key's buckets locked, and writes if the check charges. Returns `None` if it needs more than
-    /// the buckets.
+    /// Decides one check with the key's buckets locked, and writes if the check charges. Returns
+    /// `None` if it needs more than the buckets.
     pub(super) fn decide_in_buckets(
         &self,
         batch: &Batch<'_, A>,

@@ -2,7 +2,8 @@
 
 use ratelimit_core::{ErrorKind, Refusal, StoreError};
 
-/// The errors of a [`MemoryStore`](crate::MemoryStore). A call that returns one has charged nothing.
+/// The errors of a [`MemoryStore`](crate::MemoryStore). A call that returns one has charged
+/// nothing.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum MemoryError {

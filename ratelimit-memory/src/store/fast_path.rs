@@ -1,5 +1,6 @@
-//! The fast path: one check at the store's own time, decided on its buckets alone. It allocates nothing, and a
-//! decision that writes nothing takes no lock, unless another thread is writing there.
+//! The fast path: one check at the store's own time, decided on its buckets alone. It allocates
+//! nothing, and a decision that writes nothing takes no lock, unless another thread is writing
+//! there.
 
 #![allow(
     clippy::inline_always,
@@ -53,8 +54,8 @@ impl<'l> Probe<'l> {
         Self { table, route }
     }
 
-    /// Charges the key's state by the algorithm's fast step. Returns `None` if there is no such state or step,
-    /// or another thread is writing the state.
+    /// Charges the key's state by the algorithm's fast step. Returns `None` if there is no such
+    /// state or step, or another thread is writing the state.
     #[inline(always)]
     pub(super) fn charge<A: InMemory>(
         self,
@@ -78,8 +79,8 @@ impl<'l> Probe<'l> {
         Some(decision)
     }
 
-    /// Decides on the key's state, unless another thread is writing it or the check needs another path.
-    /// `ATTEMPTS`: the limit counts attempts.
+    /// Decides on the key's state, unless another thread is writing it or the check needs another
+    /// path. `ATTEMPTS`: the limit counts attempts.
     #[inline(always)]
     pub(super) fn decide<A: InMemory, const ATTEMPTS: bool>(
         self,
@@ -116,8 +117,8 @@ impl<'l> Probe<'l> {
 impl<A: InMemory, C: Clock> MemoryStore<A, C> {
     /// Charges one key whose state lies in a bucket, by the algorithm's fast step.
     ///
-    /// Nearly all decisions run only this, inlined into one piece without a call: the step's result goes
-    /// straight into the verdict, and is not copied from function to function through memory.
+    /// Nearly all decisions run only this, inlined into one piece without a call: the step's result
+    /// goes straight into the verdict, and is not copied from function to function through memory.
     #[inline(always)]
     pub(super) fn charge_fast(&self, limit: &Limit<A>, hash: u64, cost: u64) -> Option<Decision> {
         if !limit.algorithm().has_fast_step() {
@@ -129,8 +130,8 @@ impl<A: InMemory, C: Clock> MemoryStore<A, C> {
         probe.charge(limit, now, cost)
     }
 
-    /// Decides one check on a state that lies in a bucket, without a lock until it writes. It tries a few times
-    /// if another thread is writing there. `ATTEMPTS`: the limit counts attempts.
+    /// Decides one check on a state that lies in a bucket, without a lock until it writes. It tries
+    /// a few times if another thread is writing there. `ATTEMPTS`: the limit counts attempts.
     #[inline(always)]
     pub(super) fn decide_unlocked<const ATTEMPTS: bool>(
         &self,

@@ -1,8 +1,9 @@
-//! The batch of known keys: plain checks at the store's own time, whose states all are there, in buckets and in shards. It
-//! locks the shards, reads the buckets without locks, and locks their slots for the moment of the write.
+//! The batch of known keys: plain checks at the store's own time, whose states all are there, in
+//! buckets and in shards. It locks the shards, reads the buckets without locks, and locks their
+//! slots for the moment of the write.
 //!
-//! A state that is found in its shard stays there while the shard is locked: see `shard_path.rs`. So no bucket is locked for
-//! it, which takes the locked batch half of its time.
+//! A state that is found in its shard stays there while the shard is locked: see `shard_path.rs`.
+//! So no bucket is locked for it, which takes the locked batch half of its time.
 
 use ratelimit_core::algorithm::{InMemory, Write};
 use ratelimit_core::store::{Batch, Now, Reservation, States, decide};
@@ -79,8 +80,8 @@ impl<A: InMemory> States<A::State> for KnownBatch<'_, A> {
 }
 
 impl<A: InMemory, C: Clock> MemoryStore<A, C> {
-    /// Decides several plain checks of keys that all have states. Returns `None`, and has changed nothing, if they need the
-    /// locked batch.
+    /// Decides several plain checks of keys that all have states. Returns `None`, and has changed
+    /// nothing, if they need the locked batch.
     pub(super) fn decide_known(&self, batch: &Batch<'_, A>, hashes: &[u64]) -> Option<Verdict> {
         if !is_plain(batch) {
             return None;
@@ -100,7 +101,8 @@ impl<A: InMemory, C: Clock> MemoryStore<A, C> {
         let in_buckets: SmallVec<[_; 4]> = limits().map(|limit| self.table_for(limit)).collect();
         let in_shards = hashes.iter().zip(&in_buckets).filter(|(_, table)| table.is_none());
         let shards = ShardGuards::lock(&self.shards, in_shards.map(|(hash, _)| *hash));
-        // Read with the locks held: a thread that locks a shard later must not decide by an earlier time.
+        // Read with the locks held: a thread that locks a shard later must not decide by an earlier
+        // time.
         let own = self.clock.now();
         let mut known = SmallVec::with_capacity(hashes.len());
         for (hash, table) in hashes.iter().copied().zip(in_buckets) {
@@ -143,7 +145,8 @@ impl<A: InMemory, C: Clock> MemoryStore<A, C> {
     }
 }
 
-/// Writes the new states of buckets, if all entries are as they were read. It waits for no lock, so the order does not matter.
+/// Writes the new states of buckets, if all entries are as they were read. It waits for no lock, so
+/// the order does not matter.
 fn write_buckets<S>(known: &[Known<'_, S>]) -> Result<(), FastPathMiss> {
     let of_bucket = |known: &Known<'_, S>| matches!(known, Known::Bucket { next: Some(_), .. });
     let writes = known.iter().any(of_bucket);

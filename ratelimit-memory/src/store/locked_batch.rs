@@ -1,19 +1,23 @@
-//! The locked batch: any batch, decided with its buckets, its shards, the overflow states and its reservations
-//! locked. All threads lock them in this order, buckets by their index and shards by theirs, so that batches
-//! cannot deadlock.
+//! The locked batch: any batch, decided with its buckets, its shards, the overflow states and its
+//! reservations locked. All threads lock them in this order, buckets by their index and shards by
+//! theirs, so that batches cannot deadlock.
 //!
 //! # When foreign code panics
 //!
-//! An algorithm and a clock run while the store holds locks. If one of them panics, the call charges nothing and loses no
-//! room, every other key stays as it was, and the next call works: all foreign code of a call runs before its first write,
-//! and reserved room is given back. `tests/store/panics.rs` makes every call panic. There are three exceptions:
+//! An algorithm and a clock run while the store holds locks. If one of them panics, the call
+//! charges nothing and loses no room, every other key stays as it was, and the next call works: all
+//! foreign code of a call runs before its first write, and reserved room is given back.
+//! `tests/store/panics.rs` makes every call panic. There are three exceptions:
 //!
 //! - The store drops an old state after it has charged the call. If that panics, the charge stands.
-//! - An algorithm that overwrites a state itself ([`step_in_place`](ratelimit_core::algorithm::InMemory::step_in_place)) decides before
-//!   it writes. A panic after that, or in [`entries_in`](ratelimit_core::algorithm::InMemory::entries_in) of the new state, leaves this
+//! - An algorithm that overwrites a state itself
+//!   ([`step_in_place`](ratelimit_core::algorithm::InMemory::step_in_place)) decides before it
+//!   writes. A panic after that, or in
+//!   [`entries_in`](ratelimit_core::algorithm::InMemory::entries_in) of the new state, leaves this
 //!   one key with what the algorithm has written. It affects no other key and no count.
-//! - The closure of a call for several keys ([`MemoryStore::acquire_each_now`]) runs after each key is decided. If it
-//!   panics, the keys that it was called for stay decided, and all others are as they were.
+//! - The closure of a call for several keys ([`MemoryStore::acquire_each_now`]) runs after each key
+//!   is decided. If it panics, the keys that it was called for stay decided, and all others are as
+//!   they were.
 
 use ratelimit_core::algorithm::{InMemory, Write};
 use ratelimit_core::store::{Batch, Now, Op, Reservation, Snapshot, States};
@@ -99,12 +103,14 @@ struct LockedBatch<'s, 'b, A: InMemory, C> {
     is_tight: bool,
     /// Keys whose buckets were full.
     crowded: SmallVec<[Address; 1]>,
-    /// States that were replaced, removed or moved to a bucket. They are dropped last, because that is foreign code.
+    /// States that were replaced, removed or moved to a bucket. They are dropped last, because that
+    /// is foreign code.
     replaced: SmallVec<[A::State; 2]>,
 }
 
 impl<A: InMemory, C: Clock> MemoryStore<A, C> {
-    /// Decides any batch, given the hashes of its keys, and notes the states that it leaves where that is asked for.
+    /// Decides any batch, given the hashes of its keys, and notes the states that it leaves where
+    /// that is asked for.
     #[cold]
     #[inline(never)]
     pub(super) fn decide_locked(
@@ -157,8 +163,8 @@ impl<A: InMemory, C: Clock> MemoryStore<A, C> {
 }
 
 impl<A: InMemory, C: Clock> LockedBatch<'_, '_, A, C> {
-    /// The time of the decision, and the states that it leaves. `None` if a check uses a shared state: what other keys
-    /// charge and give back there says nothing about this one.
+    /// The time of the decision, and the states that it leaves. `None` if a check uses a shared
+    /// state: what other keys charge and give back there says nothing about this one.
     fn snapshot(&self) -> Option<Snapshot<A::State>> {
         if self.count(Location::Overflow) > 0 {
             return None;
@@ -182,8 +188,8 @@ impl<A: InMemory, C: Clock> LockedBatch<'_, '_, A, C> {
         }
     }
 
-    /// Finds or reserves a place for every check, and notes the writes that are to follow. All foreign code
-    /// runs in here, and nothing is written, except that expired entries are freed.
+    /// Finds or reserves a place for every check, and notes the writes that are to follow. All
+    /// foreign code runs in here, and nothing is written, except that expired entries are freed.
     fn decide(&mut self) -> Result<Verdict, MemoryError> {
         self.find_in_table();
         self.find_in_shards();
@@ -195,8 +201,8 @@ impl<A: InMemory, C: Clock> LockedBatch<'_, '_, A, C> {
         self.share_overflow();
         self.reserve_most_entries();
         self.lock_reservations()?;
-        // Read again with all locks held: another thread, at a later time, may have freed a state while this
-        // one waited.
+        // Read again with all locks held: another thread, at a later time, may have freed a state
+        // while this one waited.
         self.own = self.store.clock.now();
         let now = time_of(self.batch.time(), self.own);
         loop {
@@ -233,7 +239,8 @@ impl<A: InMemory, C: Clock> LockedBatch<'_, '_, A, C> {
         }
     }
 
-    /// Sweeps so many slots of each of the batch's shards, and searches them again: a noted slot must stay its key's own.
+    /// Sweeps so many slots of each of the batch's shards, and searches them again: a noted slot
+    /// must stay its key's own.
     fn sweep(&mut self, slots: usize) {
         for shard in &mut self.shards.shards {
             self.store.capacity.sweep(shard, self.own, slots);
@@ -327,8 +334,8 @@ impl<A: InMemory, C: Clock> States<A::State> for LockedBatch<'_, '_, A, C> {
     fn put(&mut self, position: usize, write: Write<A::State>) {
         let next = match write {
             Write::Keep => return,
-            // One caller's reset or refund must not free all callers that share a state. A settled charge was
-            // the caller's own.
+            // One caller's reset or refund must not free all callers that share a state. A settled
+            // charge was the caller's own.
             Write::Remove
                 if self.located[position].location == Location::Overflow
                     && self.batch.operation() != Op::Settle =>
@@ -337,8 +344,8 @@ impl<A: InMemory, C: Clock> States<A::State> for LockedBatch<'_, '_, A, C> {
             }
             Write::Remove => NextWrite::Removed,
             Write::Put { state, expires } => {
-                // A state that is written at a given time has to outlive the store's own clock, by which
-                // entries of buckets expire.
+                // A state that is written at a given time has to outlive the store's own clock, by
+                // which entries of buckets expire.
                 let is_for_table = self.batch.time() == Now::Store
                     && self.located[position].location != Location::Overflow;
                 let compact = if is_for_table { A::to_compact(&state) } else { None };

@@ -1,8 +1,9 @@
-//! Loom models of the store's paths to a state in the buckets, by the store's own functions: decisions without
-//! a lock, of one key and of a batch, a relocation, and a split. Mutants of these functions fail here.
+//! Loom models of the store's paths to a state in the buckets, by the store's own functions:
+//! decisions without a lock, of one key and of a batch, a relocation, and a split. Mutants of these
+//! functions fail here.
 //!
-//! The other thread uses snapshots from before the threads begin: loom compares an access only with the last
-//! one before it, and a lookup of that thread would hide the store's access.
+//! The other thread uses snapshots from before the threads begin: loom compares an access only with
+//! the last one before it, and a lookup of that thread would hide the store's access.
 
 use loom::sync::Arc;
 use ratelimit_core::algorithm::Compact;
@@ -84,8 +85,9 @@ fn writer(store: &Loomed, key: &str, span_us: u64) -> impl Fn(&Loomed) + 'static
     }
 }
 
-/// Spans of two states: one has a bit in the entry's word and none in the rest, the other is a microsecond
-/// shorter and has all its bits in the rest. A mixture of both spans is twice as long, or empty.
+/// Spans of two states: one has a bit in the entry's word and none in the rest, the other is a
+/// microsecond shorter and has all its bits in the rest. A mixture of both spans is twice as long,
+/// or empty.
 const SPANS_US: [u64; 2] = [1 << 32, (1 << 32) - 1];
 /// The burst by which one token is left in either state, and another number in a mixture.
 const BURST: u64 = 6;
@@ -104,8 +106,8 @@ fn loom_a_decision_without_a_lock_sees_no_mixture_of_two_states() {
     });
 }
 
-/// Another key takes the slot of a key that is being charged, with the very same state: the charge is not
-/// written to the other key.
+/// Another key takes the slot of a key that is being charged, with the very same state: the charge
+/// is not written to the other key.
 #[test]
 fn loom_a_charge_is_not_written_to_a_key_that_took_its_slot() {
     // Keys whose tags have the same upper part, which lies in the entry's word.
@@ -119,7 +121,8 @@ fn loom_a_charge_is_not_written_to_a_key_that_took_its_slot() {
         let store = store();
         put(&store, "a", TOKEN_US);
         let (came, state) = (address(&other), packed(&store, TOKEN_US));
-        // Only the fast path: the paths that follow it would multiply the interleavings by a hundred.
+        // Only the fast path: the paths that follow it would multiply the interleavings by a
+        // hundred.
         let charge = |store: &Loomed| store.charge_fast(&limit(3), store.hash(&limit(3), "a"), 1);
         let comes = move |store: &Loomed| table(store).lock(came).set((0, 0), state);
         let (charged, ()) = race(&store, charge, comes);
@@ -128,8 +131,9 @@ fn loom_a_charge_is_not_written_to_a_key_that_took_its_slot() {
     });
 }
 
-/// A key is charged while an entry is relocated, to make room for a key whose buckets are full: `charged`, of the key whose
-/// entry moves and of this one, has the span of so many tokens afterwards, and the other key has that of one.
+/// A key is charged while an entry is relocated, to make room for a key whose buckets are full:
+/// `charged`, of the key whose entry moves and of this one, has the span of so many tokens
+/// afterwards, and the other key has that of one.
 fn is_charged_beside_a_relocation(charged: Option<String>, tokens: u64, len: usize) {
     // Buckets 0 and 1 are full, and one of the keys can be relocated to bucket 3.
     let [moves] = keys(lies_in([0, 3]));
@@ -187,8 +191,8 @@ fn left(store: &Loomed, op: Op, costs: [u64; 2]) -> [u64; 2] {
     [0, 1].map(|position| verdict.decisions()[position].remaining)
 }
 
-/// Another thread charges two keys once more beside this batch. The batch reports both as they were at one
-/// moment: `before` that charge, or after it.
+/// Another thread charges two keys once more beside this batch. The batch reports both as they were
+/// at one moment: `before` that charge, or after it.
 fn is_of_one_moment(op: Op, costs: [u64; 2], before: [u64; 2]) {
     model(move || {
         let store = store();

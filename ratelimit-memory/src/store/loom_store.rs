@@ -2,8 +2,9 @@
 //!
 //! `RUSTFLAGS="--cfg loom" cargo test -p ratelimit-memory --lib --release loom_`
 //!
-//! Models named `loom_catches_…` contain a fault that loom must find. Loom does not explore the creation of a segment,
-//! eight keys acquired together, and the clocks; threads and the linearizability checker test these.
+//! Models named `loom_catches_…` contain a fault that loom must find. Loom does not explore the
+//! creation of a segment, eight keys acquired together, and the clocks; threads and the
+//! linearizability checker test these.
 
 #![allow(unused_must_use, reason = "a model looks at what is left, not at each verdict")]
 
@@ -23,7 +24,8 @@ type Windows = LoomStore<FixedWindow>;
 
 const SECOND: Timestamp = Timestamp::saturating_from_us(1_000_000);
 
-/// Explores every interleaving of each case, without a bound. A model with only one interleaving tests nothing, and fails.
+/// Explores every interleaving of each case, without a bound. A model with only one interleaving
+/// tests nothing, and fails.
 pub(crate) fn models<T: Clone + Send + Sync + 'static>(
     cases: impl IntoIterator<Item = T>,
     test: impl Fn(T) + Copy + Send + Sync + 'static,
@@ -99,7 +101,8 @@ fn acquires(store: &Windows, count: u64, keys: &[&str]) -> bool {
     apply(store, &window(count), keys, |batch| batch).allowed()
 }
 
-/// Two threads on one key, of which `begun` were admitted before, `then_us` ago: the limit admits one more.
+/// Two threads on one key, of which `begun` were admitted before, `then_us` ago: the limit admits
+/// one more.
 fn one_is_admitted<A: InMemory + Clone + Send + 'static>(
     store: &Arc<LoomStore<A>>,
     limit: Limit<A>,
@@ -228,8 +231,8 @@ fn loom_a_key_that_moves_to_a_shard_is_charged_there_and_nowhere_else() {
     });
 }
 
-/// Two new keys where there is room for one: the other one uses the shared state, which serves as well while only one key uses
-/// it.
+/// Two new keys where there is room for one: the other one uses the shared state, which serves as
+/// well while only one key uses it.
 fn one_shares<A: InMemory + Clone + Send + 'static>(
     store: &Arc<LoomStore<A>>,
     limit: &Limit<A>,
@@ -290,7 +293,8 @@ fn loom_a_key_charged_by_two_algorithms_has_a_state_of_each() {
     });
 }
 
-/// One limit's states lie in buckets, the other's in shards. Both keys have states, and room for one more charge.
+/// One limit's states lie in buckets, the other's in shards. Both keys have states, and room for
+/// one more charge.
 #[test]
 fn loom_a_batch_of_known_keys_and_a_check_of_one_of_them_are_serialized() {
     const BOTH: [(&str, &str); 2] = [("few", "gcra 1/s burst 2"), ("all", "fixed-window 2/s")];
@@ -319,7 +323,8 @@ fn loom_a_batch_of_known_keys_and_a_check_of_one_of_them_are_serialized() {
     });
 }
 
-/// A limit of one is used up under an id. What ends the charge comes before the other request, or after it.
+/// A limit of one is used up under an id. What ends the charge comes before the other request, or
+/// after it.
 #[test]
 fn loom_what_ends_a_charge_beside_a_request_comes_before_or_after_it() {
     models([(Op::Settle, true), (Op::Refund, false), (Op::Reset, false)], |(op, by_id)| {

@@ -1,5 +1,5 @@
-//! The optimistic batch: a few checks at the store's own time, whose states all lie in buckets. It reads and
-//! decides without locks, then validates, or locks the slots for the moment of the write.
+//! The optimistic batch: a few checks at the store's own time, whose states all lie in buckets. It
+//! reads and decides without locks, then validates, or locks the slots for the moment of the write.
 
 use ratelimit_core::algorithm::{Compact, InMemory, Write};
 use ratelimit_core::store::{Batch, CompactStates, decide_compact};
@@ -51,8 +51,8 @@ impl CompactStates for PendingWrites<'_> {
 }
 
 impl PendingWrites<'_> {
-    /// Locks all slots if their entries are unchanged, and writes the new states. It waits for no lock, so the
-    /// order does not matter.
+    /// Locks all slots if their entries are unchanged, and writes the new states. It waits for no
+    /// lock, so the order does not matter.
     fn write(&self) -> Option<()> {
         let mut guards: [Option<SlotGuard<'_, '_>>; FEW] = std::array::from_fn(|_| None);
         for (guard, seen) in guards.iter_mut().zip(&self.seen) {
@@ -101,7 +101,8 @@ impl<A: InMemory, C: Clock> MemoryStore<A, C> {
     ) -> Result<Verdict, FastPathMiss> {
         let (first, others) = hashes.split_first().ok_or(FastPathMiss::More)?;
         let route = |hash: &u64| table.route(Address::new(*hash));
-        // Filled in place, because returning it would copy it. Unused elements repeat the first route.
+        // Filled in place, because returning it would copy it. Unused elements repeat the first
+        // route.
         let mut pending = PendingWrites {
             table,
             routes: [route(first); FEW],

@@ -1,8 +1,9 @@
-//! The shard path: one plain check of a key whose state lies in its shard, stepped in its place under the shard's
-//! lock alone.
+//! The shard path: one plain check of a key whose state lies in its shard, stepped in its place
+//! under the shard's lock alone.
 //!
-//! A key's state lies in a bucket or in its shard, never in both. A state that is found in its shard therefore
-//! lies in no bucket, and stays while the shard is locked: a thread that moves it locks both.
+//! A key's state lies in a bucket or in its shard, never in both. A state that is found in its
+//! shard therefore lies in no bucket, and stays while the shard is locked: a thread that moves it
+//! locks both.
 
 use ratelimit_core::algorithm::{InMemory, Step, Write};
 use ratelimit_core::store::{Batch, Check, Now, Op};
@@ -14,8 +15,9 @@ use crate::shard::{counted_entries, shard_of};
 use crate::sync::lock;
 
 impl<A: InMemory, C: Clock> MemoryStore<A, C> {
-    /// Decides a request without an id and metadata on the state in its shard. Returns `None` if there is none, if
-    /// it belongs in a bucket, if its key may owe, if there may be no room for the entries that the step adds, or at the end of time.
+    /// Decides a request without an id and metadata on the state in its shard. Returns `None` if
+    /// there is none, if it belongs in a bucket, if its key may owe, if there may be no room for
+    /// the entries that the step adds, or at the end of time.
     pub(super) fn decide_in_shard(
         &self,
         batch: &Batch<'_, A>,

@@ -1,5 +1,5 @@
-//! One check of one limit by a borrowed key that the store knows allocates nothing, whatever the operation and
-//! the answer. A log grows as a vector does, and so allocates seldom.
+//! One check of one limit by a borrowed key that the store knows allocates nothing, whatever the
+//! operation and the answer. A log grows as a vector does, and so allocates seldom.
 //!
 //! The crate `allocation-counter` puts a counting allocator under this whole program.
 

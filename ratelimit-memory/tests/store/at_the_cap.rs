@@ -12,8 +12,8 @@ use ratelimit_testkit::{Admissions, PureStore};
 
 use crate::common::{MIXED, Memory, algorithm, ask, limit, store};
 
-/// The limit was changed to one that keeps entries, and there is room for the entries that a batch needs, but not
-/// for the most that it could need: the charge is written all the same.
+/// The limit was changed to one that keeps entries, and there is room for the entries that a batch
+/// needs, but not for the most that it could need: the charge is written all the same.
 #[test]
 fn a_charge_that_changes_the_algorithm_is_written_where_entries_are_scarce() {
     // One of the entries is for shared states.
@@ -64,9 +64,9 @@ fn entries_that_an_algorithm_did_not_announce_are_counted() {
     }
 }
 
-/// New keys at a full store share one state per limit: a batch is decided, all or nothing, as one that asks this state for the
-/// sum of their costs, and a key with a state of its own for its own. Reservations and leases are repeated, renewed and settled
-/// in the same way.
+/// New keys at a full store share one state per limit: a batch is decided, all or nothing, as one
+/// that asks this state for the sum of their costs, and a key with a state of its own for its own.
+/// Reservations and leases are repeated, renewed and settled in the same way.
 #[test]
 fn keys_that_share_a_state_are_decided_as_one_of_the_sum_of_their_costs() {
     for words in MIXED {
@@ -152,8 +152,8 @@ fn keys_that_share_a_state_are_decided_as_one_of_the_sum_of_their_costs() {
     }
 }
 
-/// A key is admitted at most twice its limit within any time, whether it finds a place always, never or at
-/// times: once by the shared state, and once by its own.
+/// A key is admitted at most twice its limit within any time, whether it finds a place always,
+/// never or at times: once by the shared state, and once by its own.
 #[test]
 fn a_key_at_a_full_store_is_admitted_at_most_twice_its_limit() {
     let limit = limit("l", "gcra 1/s burst 4");

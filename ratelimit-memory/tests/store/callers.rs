@@ -1,5 +1,5 @@
-//! The facade over the memory store, as a service uses it: callers of several identifiers, limits that apply to some of
-//! them, and several callers at once.
+//! The facade over the memory store, as a service uses it: callers of several identifiers, limits
+//! that apply to some of them, and several callers at once.
 
 use ratelimit_core::store::Op;
 use ratelimit_core::{
@@ -85,8 +85,8 @@ fn a_request_to_which_no_limit_applies_is_an_error_that_names_the_identifiers_or
     }
 }
 
-/// Asks one limiter about all callers at once, and another of the same limits about one after the other: places
-/// come in order, each once, and the answers are the same, also when asked again.
+/// Asks one limiter about all callers at once, and another of the same limits about one after the
+/// other: places come in order, each once, and the answers are the same, also when asked again.
 fn agrees<C: Identifiers + ?Sized>(limits: &[Limit<AnyAlgorithm>], callers: &[&C]) {
     let limiter =
         || RateLimiter::new(Limits::new(limits.iter().cloned()).expect("limits"), store(|b| b).0);
@@ -120,7 +120,8 @@ fn several_callers_are_decided_as_one_by_one() {
         agrees::<str>(&limits, &["a", "b", "a", "a", "c", "b", "a", "a", "a", "a", "b"]);
     }
     let [by_ip, by_user, by_both] = limits();
-    // In shadow, alone and beside another, none of them denies; one that is required refuses whoever lacks its identifier.
+    // In shadow, alone and beside another, none of them denies; one that is required refuses
+    // whoever lacks its identifier.
     for limits in [
         vec![by_ip.clone().shadow()],
         vec![by_ip.clone().shadow(), by_user.clone()],
@@ -134,7 +135,8 @@ fn several_callers_are_decided_as_one_by_one() {
     let (user, neither) = (&both[1..], &both[..0]);
     for limits in [vec![by_ip.clone()], vec![by_both], vec![by_ip, by_user]] {
         agrees(&limits, &[both, user, neither, both, both, both, user, both, both, user, both]);
-        // The caller without the identifier is the last of eight, the first of the next, and the last of all.
+        // The caller without the identifier is the last of eight, the first of the next, and the
+        // last of all.
         agrees(&limits, &[both, both, both, both, both, both, both, user, user, both, neither]);
     }
 }
@@ -170,7 +172,8 @@ fn the_closure_may_call_the_limiter_again() {
     assert_eq!(left, [(3, 2), (3, 1), (0, 0)]);
 }
 
-/// As of a thread in a model of loom, which has 32 KiB, and no test allocator beside it. A segment has as many.
+/// As of a thread in a model of loom, which has 32 KiB, and no test allocator beside it. A segment
+/// has as many.
 #[test]
 fn a_store_is_made_used_and_dropped_on_a_small_stack() {
     let thread = std::thread::Builder::new().stack_size(64 * 1_024);

@@ -1,4 +1,5 @@
-//! Clocks that go back, or are read too early: no state is lost or freed by that, and no capacity is minted.
+//! Clocks that go back, or are read too early: no state is lost or freed by that, and no capacity
+//! is minted.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -35,8 +36,8 @@ fn states_written_while_a_clock_is_set_back_count_and_expire() {
     }
 }
 
-/// By a clock that goes back and forth by hours, decisions and states are those of the algorithm on a map that
-/// never forgets, while new keys sweep in passing.
+/// By a clock that goes back and forth by hours, decisions and states are those of the algorithm on
+/// a map that never forgets, while new keys sweep in passing.
 #[test]
 fn decisions_by_a_wandering_clock_are_the_algorithms() {
     let (store, clock): (Memory, _) = store(|builder| builder);
@@ -72,9 +73,9 @@ fn decisions_by_a_wandering_clock_are_the_algorithms() {
 
 type Hook = Box<dyn FnOnce() + Send>;
 
-/// One request reads the time shortly before a state expires; before it reads the state, this has expired, and
-/// a request that read the time later has freed it. By the earlier time the state would still count, so the
-/// store must not decide by it any more.
+/// One request reads the time shortly before a state expires; before it reads the state, this has
+/// expired, and a request that read the time later has freed it. By the earlier time the state
+/// would still count, so the store must not decide by it any more.
 #[test]
 fn a_state_freed_at_a_later_time_is_not_ignored_at_an_earlier_one() {
     let (time, meanwhile) = (ManualClock::new(BEGIN), Arc::new(Mutex::new(None::<Hook>)));
@@ -98,8 +99,8 @@ fn a_state_freed_at_a_later_time_is_not_ignored_at_an_earlier_one() {
         assert_eq!(others.len(), 0);
     };
     *meanwhile.lock().expect("no panic") = Some(Box::new(free_it));
-    // The request may be admitted, by the later time, or denied, by the earlier: the state that it leaves must
-    // agree.
+    // The request may be admitted, by the later time, or denied, by the earlier: the state that it
+    // leaves must agree.
     let allowed = acquire();
     assert!(store.is_empty() != allowed);
     time.set(BEGIN.saturating_add_us(1_999_999));

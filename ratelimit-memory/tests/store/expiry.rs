@@ -1,4 +1,5 @@
-//! Calls reclaim expired states, without a thread: a few at every call, and all of them after enough calls.
+//! Calls reclaim expired states, without a thread: a few at every call, and all of them after
+//! enough calls.
 
 use std::time::Duration;
 
@@ -6,8 +7,8 @@ use ratelimit_core::store::Op;
 
 use crate::common::{Memory, ask, ask_all, limit, store};
 
-/// The most slots that a call for so many keys may free: those of each key's two buckets of four and two in its shard, and in passing
-/// three further buckets and two slots of another shard.
+/// The most slots that a call for so many keys may free: those of each key's two buckets of four
+/// and two in its shard, and in passing three further buckets and two slots of another shard.
 const fn most_freed(keys: usize) -> usize {
     keys * (2 * 4 + 2) + 3 * 4 + 2
 }
@@ -15,8 +16,8 @@ const fn most_freed(keys: usize) -> usize {
 /// The number of keys that do not expire.
 const LIVE: usize = 100;
 
-/// Fills a store with keys that expire after a second and some that do not, and checks that calls free the
-/// former. Each call peeks at `width` new keys; `calls` are made per expired key.
+/// Fills a store with keys that expire after a second and some that do not, and checks that calls
+/// free the former. Each call peeks at `width` new keys; `calls` are made per expired key.
 fn reclaimed(algorithm: &str, options: &str, expired: usize, (calls, width): (usize, usize)) {
     let (store, clock): (Memory, _) = store(|builder| builder.shards(16));
     let [short, long] =

@@ -1,4 +1,5 @@
-//! Concurrent runs, each checked for an order that explains all verdicts: see the testkit's `ConcurrentRun`.
+//! Concurrent runs, each checked for an order that explains all verdicts: see the testkit's
+//! `ConcurrentRun`.
 
 use std::cell::Cell;
 use std::time::Duration;
@@ -23,8 +24,8 @@ fn limits(all: &[&str]) -> Vec<Limit<AnyAlgorithm>> {
     all.iter().enumerate().map(|(n, words)| limit(&format!("l{n}"), words)).collect()
 }
 
-/// Checks that all histories of a run are linearizable, in a store that sees the clock as it is, and in one
-/// that sees it late.
+/// Checks that all histories of a run are linearizable, in a store that sees the clock as it is,
+/// and in one that sees it late.
 fn explained(run: &ConcurrentRun<'_, AnyAlgorithm>) -> [Linearized; 2] {
     let builder = || MemoryStore::builder().capacity(1 << 16).shards(4);
     let clock = ManualClock::new(BEGIN);

@@ -1,4 +1,5 @@
-//! The memory store from outside. One program, because what the tests have in common is compiled once.
+//! The memory store from outside. One program, because what the tests have in common is compiled
+//! once.
 #![cfg(not(loom))]
 #![allow(clippy::expect_used, clippy::panic, clippy::unwrap_used, missing_docs, reason = "tests")]
 

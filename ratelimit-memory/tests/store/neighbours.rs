@@ -1,5 +1,6 @@
-//! One caller fills what the store bounds. What its neighbours notice is in the guide's table of bounds, and is no refusal. A store
-//! full of keys is tested in `at_the_cap`, and one full of reservations in `reservations`.
+//! One caller fills what the store bounds. What its neighbours notice is in the guide's table of
+//! bounds, and is no refusal. A store full of keys is tested in `at_the_cap`, and one full of
+//! reservations in `reservations`.
 
 use std::time::Duration;
 

@@ -27,9 +27,11 @@ const WINDOW: &str = "fixed-window 100/360d";
 /// A store in memory that decides at once and answers a minute later, or never.
 struct Slow {
     store: Memory,
-    /// How many of the next requests are lost, peeks aside: a settlement on its way to the store, any other on its way back.
+    /// How many of the next requests are lost, peeks aside: a settlement on its way to the store,
+    /// any other on its way back.
     lost: AtomicU64,
-    /// 1 if the answer to the next settlement is lost on its way back, and 2 if that to the next forced charge is.
+    /// 1 if the answer to the next settlement is lost on its way back, and 2 if that to the next
+    /// forced charge is.
     late: AtomicU64,
 }
 
@@ -328,8 +330,8 @@ async fn without_room_for_a_reservation_the_estimate_stands_and_the_commit_says_
     assert_eq!((answer.is_unrecorded(), answer.remaining()), (false, 79));
 }
 
-/// A store on a server that hangs. What is sent meanwhile is done when it goes on, in an order of its own, and its callers have
-/// given up by then.
+/// A store on a server that hangs. What is sent meanwhile is done when it goes on, in an order of
+/// its own, and its callers have given up by then.
 struct Hung {
     store: Arc<Memory>,
     goes_on: Instant,
@@ -364,7 +366,8 @@ impl Store<AnyAlgorithm> for Hung {
     }
 }
 
-/// However long the server hangs, within ten seconds, and whichever of the two it does first: the request or what cancels it.
+/// However long the server hangs, within ten seconds, and whichever of the two it does first: the
+/// request or what cancels it.
 #[tokio::test(start_paused = true)]
 async fn what_a_server_that_hangs_does_later_is_cancelled() {
     for words in [BUCKET, LEASES] {
@@ -427,8 +430,8 @@ enum Fate {
     Lost,
 }
 
-/// Every operation of a reservation of 40 × every way in which it ends × how the value ends then: what is charged in the end is
-/// what was said last.
+/// Every operation of a reservation of 40 × every way in which it ends × how the value ends then:
+/// what is charged in the end is what was said last.
 #[tokio::test(start_paused = true)]
 async fn however_an_operation_ends_what_was_said_last_is_charged() {
     const FATES: [Fate; 4] =

@@ -1,5 +1,5 @@
-//! A panic in foreign code charges nothing, leaks no capacity, and leaves every other key as it was, whichever
-//! method of an algorithm or clock panics, at whichever of its calls.
+//! A panic in foreign code charges nothing, leaks no capacity, and leaves every other key as it
+//! was, whichever method of an algorithm or clock panics, at whichever of its calls.
 
 mod trap;
 
@@ -95,8 +95,8 @@ enum Room {
     NoEntries,
 }
 
-/// Creates a store with so much room, in which all of [`HELD`] have a state, and a reservation under [`ID`] if
-/// possible.
+/// Creates a store with so much room, in which all of [`HELD`] have a state, and a reservation
+/// under [`ID`] if possible.
 fn store<A: InMemory + Clone>(limit: &Limit<A>, room: Room) -> (Store<A>, Limit<Trapped<A>>) {
     let trapped = Limit::new("l", Trapped(limit.algorithm().clone())).expect("a name");
     let attempts = limit.counts_attempts();
@@ -138,15 +138,15 @@ fn seen<A: InMemory>(store: &Store<A>, limit: &Limit<Trapped<A>>) -> Seen<A::Sta
     Seen { states, len, reservations, entries, next: *next.summary() }
 }
 
-/// Whether the algorithm may write the state in place, and is asked for its entries afterwards. A panic of that
-/// question comes too late to undo the key's own charge.
+/// Whether the algorithm may write the state in place, and is asked for its entries afterwards. A
+/// panic of that question comes too late to undo the key's own charge.
 fn is_in_place<A: InMemory>(call: &Call<'_>, algorithm: &A) -> bool {
     let is_plain = call.op == Op::Acquire && call.id.is_none() && call.metadata.is_empty();
     is_plain && call.keys == HELD[..1] && !algorithm.is_compact()
 }
 
-/// Repeats a call with a part trapped at its first call, its second and so on, until the trap is not sprung.
-/// Returns how often it was sprung.
+/// Repeats a call with a part trapped at its first call, its second and so on, until the trap is
+/// not sprung. Returns how often it was sprung.
 fn sprung_at_each<A>(of: &Limit<A>, room: Room, call: &Call<'_>, part: Part) -> usize
 where
     A: InMemory<State: Debug + PartialEq> + Clone,
@@ -223,8 +223,8 @@ fn a_panic_changes_nothing_whatever_the_algorithm() {
     });
 }
 
-/// A closure that panics ends a call for several keys: the charges of the keys that it was called for
-/// stand, and no other key is charged.
+/// A closure that panics ends a call for several keys: the charges of the keys that it was called
+/// for stand, and no other key is charged.
 #[test]
 fn a_panic_of_the_closure_leaves_later_keys_uncharged() {
     let names: Vec<String> = (0..13).map(|n| n.to_string()).collect();

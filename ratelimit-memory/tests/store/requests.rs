@@ -1,4 +1,5 @@
-//! Whole requests, by every call that a limiter has: at the store's own time, where each has its own path, and at a given one.
+//! Whole requests, by every call that a limiter has: at the store's own time, where each has its
+//! own path, and at a given one.
 
 use std::sync::Arc;
 

@@ -1,9 +1,10 @@
 //! [`CallLimit`]: how many calls may be out at once.
 //!
-//! As many as keep the server busy, and not more: a request that waits shares a call, which costs the server less. While a
-//! call takes mostly work, two suffice: the server decides one, and the client prepares the other. While it takes mostly
-//! its way, more do. *TCP Vegas* (Brakmo and Peterson, 1995) tells them apart: of `n` calls that take `t` each, where the
-//! quickest took `t₀`, `n (t - t₀) / t` wait at the server.
+//! As many as keep the server busy, and not more: a request that waits shares a call, which costs
+//! the server less. While a call takes mostly work, two suffice: the server decides one, and the
+//! client prepares the other. While it takes mostly its way, more do. *TCP Vegas* (Brakmo and
+//! Peterson, 1995) tells them apart: of `n` calls that take `t` each, where the quickest took `t₀`,
+//! `n (t - t₀) / t` wait at the server.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -27,7 +28,8 @@ const COUNTS: Duration = Duration::from_secs(10);
 #[derive(Debug)]
 pub(crate) struct CallLimit {
     permits: Semaphore,
-    /// Permits that were replaced because a call did not end: a caller may keep its future and no longer poll it.
+    /// Permits that were replaced because a call did not end: a caller may keep its future and no
+    /// longer poll it.
     replaced: AtomicUsize,
     way: Mutex<Way>,
 }
@@ -127,8 +129,8 @@ impl Drop for Permit {
 }
 
 impl Way {
-    /// Notes how long a call took. Returns how many calls its end lets out: one, unless the server has more to do than it
-    /// should, or less.
+    /// Notes how long a call took. Returns how many calls its end lets out: one, unless the server
+    /// has more to do than it should, or less.
     fn landed(&mut self, begun: Instant, took: Duration, is_shared: bool) -> usize {
         let now = begun + took;
         if now.saturating_duration_since(self.since) >= COUNTS {

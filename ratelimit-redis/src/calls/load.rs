@@ -35,8 +35,8 @@ pub(crate) struct Waiting {
     pub(crate) answer: Answer,
 }
 
-/// Who wants to know what becomes of a request. Dropped before it was sent, it says that it was not; afterwards, that its
-/// outcome is lost.
+/// Who wants to know what becomes of a request. Dropped before it was sent, it says that it was
+/// not; afterwards, that its outcome is lost.
 #[derive(Debug)]
 pub(crate) struct Answer {
     caller: Option<oneshot::Sender<Outcome>>,
@@ -64,8 +64,8 @@ pub(crate) struct Load {
     pub(crate) groups: Vec<Group>,
     /// The earliest of its requests' deadlines; `None` if it carries nothing.
     pub(crate) deadline: Option<Deadline>,
-    /// The last group that reads and writes a state, by the state's hash. Two states of one hash are taken for one, which
-    /// parts groups and changes no decision.
+    /// The last group that reads and writes a state, by the state's hash. Two states of one hash
+    /// are taken for one, which parts groups and changes no decision.
     last: HashTable<(u64, usize)>,
     hasher: DefaultHashBuilder,
     keys: usize,
@@ -77,7 +77,8 @@ pub(crate) struct Load {
 #[derive(Debug, PartialEq)]
 pub(crate) struct LimitSet(pub(crate) SmallVec<[TwinCheck<'static>; 1]>);
 
-/// Requests of the same limits for the same keys. The script charges them in order, first come, first served.
+/// Requests of the same limits for the same keys. The script charges them in order, first come,
+/// first served.
 #[derive(Debug)]
 pub(crate) struct Group {
     /// The place of its limits among those of the call.
@@ -93,9 +94,10 @@ pub(crate) struct Group {
 }
 
 impl Load {
-    /// Adds a request, unless its caller no longer wants it, or too little of its time is left: a call ends by the earliest
-    /// deadline of its requests, so each of them knows in time whether it was charged. Returns a request for which there is no
-    /// room. An empty call has room for every request.
+    /// Adds a request, unless its caller no longer wants it, or too little of its time is left: a
+    /// call ends by the earliest deadline of its requests, so each of them knows in time whether it
+    /// was charged. Returns a request for which there is no room. An empty call has room for every
+    /// request.
     pub(crate) fn add(&mut self, request: Box<Waiting>, now: Instant) -> Option<Box<Waiting>> {
         let deadline = request.deadline;
         if request.answer.is_unwanted() {

@@ -1,4 +1,5 @@
-//! States as numbers. Every mode stores them in this order: the compare-and-set mode as text, scripts packed.
+//! States as numbers. Every mode stores them in this order: the compare-and-set mode as text,
+//! scripts packed.
 
 use std::fmt::Write as _;
 

@@ -1,5 +1,5 @@
-//! Encodes a stack's state: `stack`, then per limit ` -` or, for a limit in use, ` EXPIRES BYTES:` and
-//! that many bytes of the limit's own state.
+//! Encodes a stack's state: `stack`, then per limit ` -` or, for a limit in use, ` EXPIRES BYTES:`
+//! and that many bytes of the limit's own state.
 
 use ratelimit_core::Timestamp;
 use ratelimit_core::algorithm::{StackState, StackedState};

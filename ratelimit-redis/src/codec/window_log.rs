@@ -1,5 +1,5 @@
-//! Encodes a window log's state: `window-log START`, then per entry `TIMESTAMP COST BYTES:` and that
-//! many bytes of metadata, of any value.
+//! Encodes a window log's state: `window-log START`, then per entry `TIMESTAMP COST BYTES:` and
+//! that many bytes of metadata, of any value.
 
 use ratelimit_core::Timestamp;
 use ratelimit_core::algorithm::{WindowEntry, WindowLogState};

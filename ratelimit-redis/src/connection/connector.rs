@@ -1,9 +1,9 @@
 //! The connector of a [`Link`](super::link::Link): the one task that connects to its server.
 //!
-//! Callers never connect themselves. They read the [`ConnectionState`] that the connector publishes and wait for a
-//! change as long as they like; giving up does not affect the connector. A caller that finds no
-//! connection starts the connector. It ends when it has connected, or when its link is dropped. One that runs on a
-//! [`Home`] which the store has left is replaced.
+//! Callers never connect themselves. They read the [`ConnectionState`] that the connector publishes
+//! and wait for a change as long as they like; giving up does not affect the connector. A caller
+//! that finds no connection starts the connector. It ends when it has connected, or when its link
+//! is dropped. One that runs on a [`Home`] which the store has left is replaced.
 //!
 //! ```text
 //!            connected                    the connection has ended
@@ -40,8 +40,8 @@ const HEAD_START: Duration = Duration::from_millis(250);
 /// The pause after the first failed attempt. Each next pause is twice as long, up to the last.
 const FIRST_PAUSE: Duration = Duration::from_millis(10);
 const LAST_PAUSE: Duration = Duration::from_secs(1);
-/// A server that refuses faster than this will do so again, so callers wait for the attempt that may
-/// succeed.
+/// A server that refuses faster than this will do so again, so callers wait for the attempt that
+/// may succeed.
 const QUICK: Duration = Duration::from_millis(250);
 
 /// The state of the connection to a server.
@@ -68,16 +68,16 @@ pub(super) struct ConnectBackoff {
 }
 
 impl ConnectBackoff {
-    /// The error for a caller, and how long the caller waits before it is returned: not at all, unless
-    /// the server refuses quickly and the next attempt is due or running.
+    /// The error for a caller, and how long the caller waits before it is returned: not at all,
+    /// unless the server refuses quickly and the next attempt is due or running.
     pub(super) fn last_error(&self, now: Instant) -> (&RedisError, Instant) {
         let waits = self.quick && now >= self.due;
         (&self.error, if waits { self.begun.unwrap_or(now) + QUICK } else { now })
     }
 }
 
-/// An established connection: the client's ([`Node`]), the runtime that drives it, and the [`Watchdog`] that enforces
-/// deadlines and detects silence.
+/// An established connection: the client's ([`Node`]), the runtime that drives it, and the
+/// [`Watchdog`] that enforces deadlines and detects silence.
 pub(super) struct Live {
     pub(super) node: Node,
     pub(super) home: Arc<Home>,
@@ -95,8 +95,9 @@ impl Live {
     }
 }
 
-/// The state, and the home of the connector that runs, if one does. Both change together: in between, either a caller
-/// would start a second connector, or one that drops a new connection at once would start none.
+/// The state, and the home of the connector that runs, if one does. Both change together: in
+/// between, either a caller would start a second connector, or one that drops a new connection at
+/// once would start none.
 #[derive(Default)]
 pub(super) struct Work {
     pub(super) state: ConnectionState,
@@ -169,13 +170,14 @@ fn pause_after(failures: u32) -> Duration {
     FIRST_PAUSE.saturating_mul(doubled).min(LAST_PAUSE)
 }
 
-/// A random part between half and all of the pause, so the clients of a recovering server do not all
-/// come at once.
+/// A random part between half and all of the pause, so the clients of a recovering server do not
+/// all come at once.
 fn jittered(pause: Duration) -> Duration {
     pause.mul_f64(0.5 + fastrand::f64() / 2.0)
 }
 
-/// A running connector. When it is dropped, even by a panic or with its runtime, callers may start another.
+/// A running connector. When it is dropped, even by a panic or with its runtime, callers may start
+/// another.
 struct Connector {
     link: Weak<Link>,
     home: Arc<Home>,
@@ -262,8 +264,8 @@ pub(super) async fn attempt(endpoint: &Endpoint) -> Result<Node> {
     attempt_at(endpoint, found).await
 }
 
-/// Connects to the address that answers first (*happy eyeballs*, RFC 8305): the next address is tried when the one
-/// before has failed or has not answered for a while.
+/// Connects to the address that answers first (*happy eyeballs*, RFC 8305): the next address is
+/// tried when the one before has failed or has not answered for a while.
 async fn attempt_at(
     endpoint: &Endpoint,
     addresses: impl Iterator<Item = SocketAddr>,

@@ -25,11 +25,11 @@ mod redis_rs;
 /// | `redis::aio::ConnectionManager` | `connection-manager` | one server |
 /// | `fred::clients::Client`, `fred::clients::Pool` | `fred` | one server, by Sentinels |
 ///
-/// A client of a cluster sends a request again whose reply was lost, which would charge it twice: give a URL,
-/// `redis-cluster://…`, and the store connects itself.
+/// A client of a cluster sends a request again whose reply was lost, which would charge it twice:
+/// give a URL, `redis-cluster://…`, and the store connects itself.
 ///
-/// The clients need not be connected yet: the store sends nothing before the first request. They keep
-/// their own settings for passwords and encryption.
+/// The clients need not be connected yet: the store sends nothing before the first request. They
+/// keep their own settings for passwords and encryption.
 ///
 /// # Clients of `redis`
 ///
@@ -49,17 +49,18 @@ mod redis_rs;
 /// ```
 ///
 /// - A `MultiplexedConnection` does not reconnect.
-/// - A `ConnectionManager` reconnects, but keeps a connection to a master that became a replica; that
-///   server answers `READONLY`. If masters change, use a connection that follows them.
-/// - Both have timeouts of their own, by default half a second. A request ends at the shorter of theirs
-///   and the store's deadline.
-/// - They do not say whether a failed request had been sent. Unless no server listened, it may have been
-///   charged: [`Indeterminate`](ratelimit_core::ErrorKind::Indeterminate).
-/// - While a `ConnectionManager` reconnects, it reports nothing. By default it tries six times over more
-///   than six seconds; every request then takes the whole deadline and is
+/// - A `ConnectionManager` reconnects, but keeps a connection to a master that became a replica;
+///   that server answers `READONLY`. If masters change, use a connection that follows them.
+/// - Both have timeouts of their own, by default half a second. A request ends at the shorter of
+///   theirs and the store's deadline.
+/// - They do not say whether a failed request had been sent. Unless no server listened, it may have
+///   been charged: [`Indeterminate`](ratelimit_core::ErrorKind::Indeterminate).
+/// - While a `ConnectionManager` reconnects, it reports nothing. By default it tries six times over
+///   more than six seconds; every request then takes the whole deadline and is
 ///   [`Indeterminate`](ratelimit_core::ErrorKind::Indeterminate). With
-///   `ConnectionManagerConfig::set_number_of_retries(0)` it reports at once that no server listens: the
-///   request is [`Unavailable`](ratelimit_core::ErrorKind::Unavailable), and the next one reconnects.
+///   `ConnectionManagerConfig::set_number_of_retries(0)` it reports at once that no server listens:
+///   the request is [`Unavailable`](ratelimit_core::ErrorKind::Unavailable), and the next one
+///   reconnects.
 ///
 /// # Clients of `fred`
 ///
@@ -88,8 +89,8 @@ mod redis_rs;
 ///   connection reports that at once. While it is losing its connection, a request may wait for the
 ///   deadline.
 /// - Without a reconnect policy, it does not reconnect.
-/// - A client by Sentinels whose master became a replica, which then answers `READONLY`, looks for the
-///   new master only with fred's feature `custom-reconnect-errors`.
+/// - A client by Sentinels whose master became a replica, which then answers `READONLY`, looks for
+///   the new master only with fred's feature `custom-reconnect-errors`.
 pub trait IntoConnection {
     /// The resulting connection.
     type Connection: Connection;

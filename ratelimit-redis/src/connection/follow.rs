@@ -1,6 +1,8 @@
-//! [`ToSlot::follow`]: sends a request to the server in charge, following redirections until one executes it.
+//! [`ToSlot::follow`]: sends a request to the server in charge, following redirections until one
+//! executes it.
 //!
-//! A request is repeated only if a server has said that it did not execute it, or if it was never sent.
+//! A request is repeated only if a server has said that it did not execute it, or if it was never
+//! sent.
 
 use std::future::Future;
 use std::sync::Arc;
@@ -43,7 +45,8 @@ impl ToSlot<'_> {
                     return Ok(answer);
                 }
                 Err(error) => match refused.take() {
-                    // That no time was left for another attempt says less than the answer to the last.
+                    // That no time was left for another attempt says less than the answer to the
+                    // last.
                     Some(refused)
                         if self.deadline.is_over() && error.kind() == ErrorKind::Unavailable =>
                     {
@@ -119,16 +122,17 @@ impl ToSlot<'_> {
         let look = |deadline| lookup.look(seen, deadline, None);
         match self.known() {
             Some(link) if !is_due || link.is_up() => return Ok(link),
-            // The known one may be the doubted one. The rest of the deadline is for the request itself; without news, the
-            // known one is used.
+            // The known one may be the doubted one. The rest of the deadline is for the request
+            // itself; without news, the known one is used.
             Some(_) => drop(look(self.deadline.half()).await),
             None => look(self.deadline).await?,
         }
         self.known().ok_or_else(|| lookup.peer.no_server(self.unknown()))
     }
 
-    /// The server to ask in place of one that does not serve. `asking`: another server redirected this request there once
-    /// and knows no newer owner yet. `seen` is the number of look-ups that had ended before the request.
+    /// The server to ask in place of one that does not serve. `asking`: another server redirected
+    /// this request there once and knows no newer owner yet. `seen` is the number of look-ups that
+    /// had ended before the request.
     async fn instead_of(&self, asked: &Arc<Link>, asking: bool, seen: u64) -> Option<Arc<Link>> {
         if asking {
             return None;

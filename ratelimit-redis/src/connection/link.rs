@@ -17,13 +17,13 @@ use crate::runtime::Home;
 
 /// One server, shared by all callers.
 ///
-/// The clients' own connection managers are not used, because an error must say whether the command had
-/// been sent, and only a connection that this crate opens can tell.
+/// The clients' own connection managers are not used, because an error must say whether the command
+/// had been sent, and only a connection that this crate opens can tell.
 pub(crate) struct Link {
     pub(super) endpoint: Endpoint,
     pub(super) work: watch::Sender<Work>,
-    /// The number of consecutive failures: failed attempts, and connections that ended before any reply.
-    /// It determines the next pause.
+    /// The number of consecutive failures: failed attempts, and connections that ended before any
+    /// reply. It determines the next pause.
     pub(super) failures: AtomicU32,
 }
 
@@ -64,7 +64,8 @@ impl Link {
     ) -> Result<Reply> {
         let live = self.live(deadline).await?;
         match self.once(&live, deadline, asking, request).await {
-            // The connection had ended before this was sent, for example because the server restarted.
+            // The connection had ended before this was sent, for example because the server
+            // restarted.
             Err(RedisError::Unreachable { .. }) if !deadline.is_over() => {
                 let live = self.live(deadline).await?;
                 self.once(&live, deadline, asking, request).await
@@ -160,7 +161,8 @@ impl Link {
         }
     }
 
-    /// Checks once per connection whether the node accepts requests, if [`Settings`](super::node::Settings) say so.
+    /// Checks once per connection whether the node accepts requests, if
+    /// [`Settings`](super::node::Settings) say so.
     async fn serves(&self, live: &Arc<Live>, deadline: Deadline) -> Result<()> {
         if !self.endpoint.settings.asks_first || live.is_in_order.load(Ordering::Acquire) {
             return Ok(());

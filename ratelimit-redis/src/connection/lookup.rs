@@ -18,8 +18,9 @@ use crate::deadline::Deadline;
 use crate::error::{RedisError, Result};
 use crate::runtime::{Home, StoreRuntime};
 
-/// The minimum interval between look-ups: during an outage every request would start one. After a slow
-/// look-up the pause is twice its duration, so that new callers do not spend their time on it, up to the longest.
+/// The minimum interval between look-ups: during an outage every request would start one. After a
+/// slow look-up the pause is twice its duration, so that new callers do not spend their time on it,
+/// up to the longest.
 const REST: Duration = Duration::from_millis(50);
 const LONGEST_REST: Duration = Duration::from_secs(1);
 /// How long a look-up may take.
@@ -27,8 +28,9 @@ pub(crate) const LONGEST: Duration = Duration::from_secs(3);
 /// How long to wait for one server before the next is asked as well.
 pub(crate) const HEAD_START: Duration = Duration::from_millis(50);
 
-/// Schedules look-ups and stores the last result. A caller that needs one starts a task, at most one at a
-/// time, and may wait for it. Callers that give up or do not wait neither delay it nor are delayed.
+/// Schedules look-ups and stores the last result. A caller that needs one starts a task, at most
+/// one at a time, and may wait for it. Callers that give up or do not wait neither delay it nor are
+/// delayed.
 pub(crate) struct Lookup {
     /// The servers that are asked, for messages.
     pub(crate) peer: Peer,
@@ -90,7 +92,8 @@ impl Lookup {
         self.doubts.load(Ordering::Acquire) != self.settled.load(Ordering::Acquire)
     }
 
-    /// Starts a look-up if one is due. Returns whether it was; callers continue with what is known meanwhile.
+    /// Starts a look-up if one is due. Returns whether it was; callers continue with what is known
+    /// meanwhile.
     pub(crate) fn begin_if_due(&self) -> bool {
         let is_due = self.is_due();
         if is_due {
@@ -175,7 +178,8 @@ pub(crate) fn rotate(servers: &mut [Arc<Link>], round: u64) {
     servers.rotate_left(usize::try_from(begin).unwrap_or(0));
 }
 
-/// A running look-up. It ends when this is dropped, even with its runtime: then callers start another.
+/// A running look-up. It ends when this is dropped, even with its runtime: then callers start
+/// another.
 struct Running {
     state: Arc<Mutex<LookupState>>,
     home: Arc<Home>,
@@ -208,9 +212,9 @@ impl Drop for Running {
     }
 }
 
-/// The first success of several servers that are asked the same. Each is asked when the one before has
-/// failed or has not answered within `head_start`, so a hanging server costs no more than that. Each has
-/// its own deadline.
+/// The first success of several servers that are asked the same. Each is asked when the one before
+/// has failed or has not answered within `head_start`, so a hanging server costs no more than that.
+/// Each has its own deadline.
 ///
 /// # Errors
 /// If none succeeds, one of their errors: a server's reply rather than a failed connection.

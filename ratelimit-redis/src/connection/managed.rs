@@ -16,11 +16,11 @@ use crate::error::{RedisError, Result};
 use crate::runtime::StoreRuntime;
 use crate::url::{Kind, RedisUrl};
 
-/// A connection to a server, to the master that Sentinels name, or to a cluster. All callers and clones share
-/// it, and it reconnects after a failure.
+/// A connection to a server, to the master that Sentinels name, or to a cluster. All callers and
+/// clones share it, and it reconnects after a failure.
 ///
-/// It follows a cluster's slots and a service's master wherever they move. It repeats only requests that
-/// a server has said it did not execute, or that were never sent.
+/// It follows a cluster's slots and a service's master wherever they move. It repeats only requests
+/// that a server has said it did not execute, or that were never sent.
 #[derive(Clone)]
 pub struct RedisConnection(Arc<Topology>);
 
@@ -32,20 +32,20 @@ enum Topology {
 }
 
 impl RedisConnection {
-    /// Connects to the servers at a URL: see [`RedisUrl`]. A connection that owes replies and gives none
-    /// for as long as the deadline is replaced.
+    /// Connects to the servers at a URL: see [`RedisUrl`]. A connection that owes replies and gives
+    /// none for as long as the deadline is replaced.
     ///
     /// # Errors
-    /// The URL is invalid, no server can be reached within the deadline, or the servers require another
-    /// login.
+    /// The URL is invalid, no server can be reached within the deadline, or the servers require
+    /// another login.
     pub async fn open(url: &str, deadline: Duration) -> Result<Self> {
         let connection = Self::lazy(url, deadline)?;
         connection.connect(deadline).await?;
         Ok(connection)
     }
 
-    /// Builds the connection without connecting. The first request connects. As long as that fails, each
-    /// request returns the reason.
+    /// Builds the connection without connecting. The first request connects. As long as that fails,
+    /// each request returns the reason.
     ///
     /// # Errors
     /// The URL is invalid, or files for encryption cannot be read.
@@ -109,7 +109,8 @@ impl RedisConnection {
         let deadline = Deadline::within(within);
         match &*self.0 {
             Topology::Several(servers) if servers.is_cluster() => servers.open(deadline).await,
-            // A server that requires a password accepts the connection and refuses the first command.
+            // A server that requires a password accepts the connection and refuses the first
+            // command.
             Topology::Single(_) | Topology::Several(_) => {
                 let ping = [Argument::Text("PING")];
                 let answer = self.ask(deadline, "", Request::command(&ping)).await;

@@ -1,5 +1,5 @@
-//! One connection to one server, by either client. Nothing here reconnects or repeats: the layer above
-//! decides what a failure means, in one place for both clients.
+//! One connection to one server, by either client. Nothing here reconnects or repeats: the layer
+//! above decides what a failure means, in one place for both clients.
 
 use std::net::SocketAddr;
 use std::path::Path;
@@ -35,9 +35,9 @@ pub(crate) struct Settings {
     pub(crate) resp3: bool,
     /// Whether a node of a cluster is asked if it serves before anything else is sent.
     ///
-    /// The client fred closes a connection after `CLUSTERDOWN`, with all pending requests, and none of
-    /// them can tell whether it was executed. So nothing is sent before the cluster is up, as far as
-    /// this node knows.
+    /// The client fred closes a connection after `CLUSTERDOWN`, with all pending requests, and none
+    /// of them can tell whether it was executed. So nothing is sent before the cluster is up, as
+    /// far as this node knows.
     pub(crate) asks_first: bool,
     /// The TLS configuration, for an encrypted connection.
     pub(crate) tls: Option<Tls>,
@@ -93,7 +93,8 @@ impl Endpoint {
         self.peer.unreachable("this system has no Unix sockets")
     }
 
-    /// The error when what answers there broke off the first login, as a port for TLS does that meets none.
+    /// The error when what answers there broke off the first login, as a port for TLS does that
+    /// meets none.
     fn broken_off(&self, reason: &str) -> RedisError {
         let settings = &self.settings;
         let is_first = !settings.has_served.load(Ordering::Acquire);
@@ -124,11 +125,12 @@ pub(crate) enum Node {
 }
 
 impl Node {
-    /// Connects to one of the server's addresses, or without one to its Unix socket, logs in and selects the database. The caller enforces
-    /// a deadline by dropping this.
+    /// Connects to one of the server's addresses, or without one to its Unix socket, logs in and
+    /// selects the database. The caller enforces a deadline by dropping this.
     ///
     /// # Errors
-    /// [`RedisError::Unreachable`], [`RedisError::Server`] for a refused login, [`RedisError::Config`].
+    /// [`RedisError::Unreachable`], [`RedisError::Server`] for a refused login,
+    /// [`RedisError::Config`].
     pub(crate) async fn connect(endpoint: &Endpoint, address: Option<SocketAddr>) -> Result<Self> {
         match endpoint.settings.client {
             #[cfg(feature = "redis")]
@@ -138,8 +140,8 @@ impl Node {
         }
     }
 
-    /// Sends commands once. `asking` sends ASKING directly before them. For a rejected transaction (`EXECABORT`), the error
-    /// is that of the first command at fault, such as `MOVED`.
+    /// Sends commands once. `asking` sends ASKING directly before them. For a rejected transaction
+    /// (`EXECABORT`), the error is that of the first command at fault, such as `MOVED`.
     ///
     /// # Errors
     /// [`RedisError::Server`] for an error reply, [`RedisError::Lost`] when the connection ended,
@@ -149,7 +151,8 @@ impl Node {
         asking: bool,
         commands: Commands<'n>,
     ) -> Pin<Box<dyn Future<Output = Result<Reply>> + Send + 'n>> {
-        // Without its type, the client's deeply nested future leaves the layers around a store room below the compiler's limit.
+        // Without its type, the client's deeply nested future leaves the layers around a store room
+        // below the compiler's limit.
         match self {
             #[cfg(feature = "redis")]
             Self::Redis(node) => Box::pin(node.send(asking, commands)),

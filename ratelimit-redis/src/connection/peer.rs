@@ -1,8 +1,8 @@
 //! [`Peer`]: the server at the other end, and which of its words are passed on.
 //!
-//! A server quotes what it received: `unknown command 'HELLO', with args beginning with: '3' 'AUTH' …`.
-//! Errors end in logs, and a login must not. So nothing that a server says about `AUTH` or `HELLO` is passed on,
-//! no arguments, and no user's name. Our own words describe a refused login.
+//! A server quotes what it received: `unknown command 'HELLO', with args beginning with: '3' 'AUTH'
+//! …`. Errors end in logs, and a login must not. So nothing that a server says about `AUTH` or
+//! `HELLO` is passed on, no arguments, and no user's name. Our own words describe a refused login.
 
 use std::sync::Arc;
 
@@ -70,8 +70,8 @@ impl Peer {
         self.unreachable(format!("no time was left of {:?}; nothing was sent", deadline.given()))
     }
 
-    /// The error for a refused login: what was tried, and what to check. Of the server's message, it
-    /// uses only the kind.
+    /// The error for a refused login: what was tried, and what to check. Of the server's message,
+    /// it uses only the kind.
     pub(crate) fn refused_login(
         &self,
         settings: &Settings,
@@ -161,7 +161,8 @@ pub(super) fn server_error(address: &Arc<str>, code: &str, detail: &str) -> Redi
     RedisError::Server { address: Arc::clone(address), code: code.to_owned(), message }
 }
 
-/// The error for a command that the server refused in a script, after one that wrote: its code and message.
+/// The error for a command that the server refused in a script, after one that wrote: its code and
+/// message.
 pub(crate) fn refused_in_part(address: &Arc<str>, refused: &str) -> RedisError {
     let (code, message) = refused.split_once(' ').unwrap_or((refused, ""));
     server_error(address, code, message).in_part()

@@ -2,7 +2,8 @@
 
 use super::Argument;
 
-/// What is sent to a server at once. The reply to a transaction is an array of its commands' replies.
+/// What is sent to a server at once. The reply to a transaction is an array of its commands'
+/// replies.
 #[derive(Clone, Copy)]
 pub(crate) enum Commands<'a> {
     One(&'a [Argument<'a>]),
@@ -28,7 +29,8 @@ impl<'a> Commands<'a> {
     }
 }
 
-/// What to do while keys of a request lie on two servers, because their slot moves: a server answers `TRYAGAIN`.
+/// What to do while keys of a request lie on two servers, because their slot moves: a server
+/// answers `TRYAGAIN`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum TryAgain {
     /// Wait until they lie on one.

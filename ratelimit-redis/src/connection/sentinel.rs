@@ -12,7 +12,8 @@ use crate::deadline::Deadline;
 use crate::error::{RedisError, Result};
 
 impl SharedServers {
-    /// The master of a service that a Sentinel names, as the owner of the only slot, if that server is a master.
+    /// The master of a service that a Sentinel names, as the owner of the only slot, if that server
+    /// is a master.
     pub(super) async fn named_by(
         &self,
         sentinel: &Arc<Link>,

@@ -1,5 +1,5 @@
-//! [`Servers`]: several servers, one of which is in charge of a key: a cluster, whose servers share the slots, or the
-//! servers of a service, whose master Sentinels name.
+//! [`Servers`]: several servers, one of which is in charge of a key: a cluster, whose servers share
+//! the slots, or the servers of a service, whose master Sentinels name.
 
 use std::collections::HashMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -23,8 +23,9 @@ use crate::error::{RedisError, Result};
 pub(crate) struct Servers {
     inner: Arc<SharedServers>,
     lookup: Lookup,
-    /// Per slot since when no server was in charge, and when that was last seen. In a planned failover that takes a moment:
-    /// a node that hears of the old master's demotion before it hears of the new one knows no owner.
+    /// Per slot since when no server was in charge, and when that was last seen. In a planned
+    /// failover that takes a moment: a node that hears of the old master's demotion before it hears
+    /// of the new one knows no owner.
     down: Mutex<HashMap<u16, (Instant, Instant)>>,
 }
 
@@ -73,8 +74,8 @@ impl SlotTable {
 }
 
 impl Servers {
-    /// Sends nothing yet. `settings` are for the servers that keep the keys. The seeds are Sentinels if they name the
-    /// master of a `service`, and of a cluster otherwise.
+    /// Sends nothing yet. `settings` are for the servers that keep the keys. The seeds are
+    /// Sentinels if they name the master of a `service`, and of a cluster otherwise.
     pub(crate) fn new(
         seeds: impl Iterator<Item = Endpoint>,
         service: Option<&str>,
@@ -181,8 +182,8 @@ impl ToSlot<'_> {
         }
     }
 
-    /// The server to which the asked one redirects: for good, or for this request only. Only servers of a cluster
-    /// redirect.
+    /// The server to which the asked one redirects: for good, or for this request only. Only
+    /// servers of a cluster redirect.
     pub(super) fn sent_to(
         &self,
         place: &Place<'_>,
@@ -199,8 +200,8 @@ impl ToSlot<'_> {
         Some(self.servers.inner.met(place, asked, for_good.then_some(self.slot)))
     }
 
-    /// Whether a server may be in charge in a moment although this error says that none is: the cluster has been in
-    /// that state for less than a deadline.
+    /// Whether a server may be in charge in a moment although this error says that none is: the
+    /// cluster has been in that state for less than a deadline.
     pub(super) fn may_pass(&self, error: &RedisError) -> bool {
         let is_down = match error {
             RedisError::NoServer { .. } => true,
@@ -269,8 +270,9 @@ impl SharedServers {
         Link::new(Endpoint::new(host, port, &self.settings))
     }
 
-    /// The servers to ask, each once: the masters, starting with another one each round, then the seeds. Of Sentinels
-    /// another one each round, whichever is connected: one of them may be outdated.
+    /// The servers to ask, each once: the masters, starting with another one each round, then the
+    /// seeds. Of Sentinels another one each round, whichever is connected: one of them may be
+    /// outdated.
     fn candidates(&self, round: u64, in_doubt: Option<&Arc<Link>>) -> Vec<Arc<Link>> {
         if self.service.is_some() {
             let mut sentinels = self.seeds.clone();
@@ -305,8 +307,8 @@ impl SharedServers {
         Ok(())
     }
 
-    /// Takes over a node's slot table. Connections to servers that remain stay open. A slot without an owner keeps the known
-    /// one, which redirects if it has a successor.
+    /// Takes over a node's slot table. Connections to servers that remain stay open. A slot without
+    /// an owner keeps the known one, which redirects if it has a successor.
     fn learn(&self, ranges: &[Range]) {
         let mut table = self.table.write().unwrap_or_else(PoisonError::into_inner);
         let mut new = SlotTable::new(table.owners.len());
@@ -449,7 +451,8 @@ mod tests {
     async fn a_slot_that_a_table_does_not_name_keeps_its_owner() {
         let inner = servers(&[1], None).inner;
         inner.learn(&[range(0, 99, 1), range(100, 199, 2), range(200, 299, 3)]);
-        // As a node sees it for a moment that has heard of the demotion of a master and not of its successor.
+        // As a node sees it for a moment that has heard of the demotion of a master and not of its
+        // successor.
         inner.learn(&[range(0, 149, 1), range(250, 299, 3)]);
         let owner = |slot| inner.owner(slot).map(|link| link.endpoint.port);
         assert_eq!(

@@ -1,5 +1,5 @@
-//! The slots of a cluster, as the Redis Cluster specification defines them: which slot a key lies in, and which
-//! server owns a slot, as `CLUSTER SLOTS` answers.
+//! The slots of a cluster, as the Redis Cluster specification defines them: which slot a key lies
+//! in, and which server owns a slot, as `CLUSTER SLOTS` answers.
 
 use crc::{CRC_16_XMODEM, Crc};
 

@@ -1,4 +1,5 @@
-//! [`Tls`]: the trusted authorities and the client's certificate, built once and shared by both clients.
+//! [`Tls`]: the trusted authorities and the client's certificate, built once and shared by both
+//! clients.
 //!
 //! The configuration names its cryptography provider itself. Clients left alone use the process's
 //! default, and panic if there is none or if the features of two crates make it ambiguous.

@@ -1,4 +1,5 @@
-//! [`Watchdog`]: ends the calls of one connection at their deadlines, and detects a silent connection.
+//! [`Watchdog`]: ends the calls of one connection at their deadlines, and detects a silent
+//! connection.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -10,9 +11,10 @@ use tokio::time::{Instant, timeout_at};
 
 /// Watches the pending calls of a connection.
 ///
-/// A call without a reply does not prove that the connection is dead: it may have come late, or ask for
-/// something slow. The proof is that *no* reply came for the connection's whole time limit while replies
-/// were due. Dropped calls count like timeouts, since their callers may never wait until the deadline.
+/// A call without a reply does not prove that the connection is dead: it may have come late, or ask
+/// for something slow. The proof is that *no* reply came for the connection's whole time limit
+/// while replies were due. Dropped calls count like timeouts, since their callers may never wait
+/// until the deadline.
 pub(crate) struct Watchdog {
     /// How long a connection that owes replies may give none.
     limit: Duration,
@@ -26,9 +28,9 @@ impl Watchdog {
         Self { limit, due_since: Mutex::default(), is_silent: AtomicBool::new(false) }
     }
 
-    /// The result of a call until then; `None` if there is none. `is_reply` says whether a result shows that the
-    /// connection lives. The future is pinned in place: a client's future may have thousands of bytes, and each
-    /// move copies them.
+    /// The result of a call until then; `None` if there is none. `is_reply` says whether a result
+    /// shows that the connection lives. The future is pinned in place: a client's future may have
+    /// thousands of bytes, and each move copies them.
     pub(crate) async fn within<T>(
         &self,
         until: Instant,

@@ -12,18 +12,22 @@ use crate::connection::{Argument, Connection};
 use crate::error::{RedisError, Result};
 use crate::store::{Mode, NewestAt, RedisStore};
 
-/// How far a server's clock may be from the program's, and a state ahead of the server's clock, in microseconds.
+/// How far a server's clock may be from the program's, and a state ahead of the server's clock, in
+/// microseconds.
 const MOST_APART_US: u64 = 1_000_000;
-/// No clock is right before 2020 or after 2100: it was never set, or counts something else than time.
+/// No clock is right before 2020 or after 2100: it was never set, or counts something else than
+/// time.
 const EARLIEST_US: u64 = 1_577_836_800_000_000;
 const LATEST_US: u64 = 4_102_444_800_000_000;
 
-/// How many keys of each server are looked at, and in how many steps of as many of the server's keys.
+/// How many keys of each server are looked at, and in how many steps of as many of the server's
+/// keys.
 const SAMPLED: u64 = 100;
 const STEPS: usize = 10;
 
 impl<M: Mode, C: Connection> RedisStore<M, C> {
-    /// Compares the clock of the server that keeps this identifier with the program's, and with a sample of states.
+    /// Compares the clock of the server that keeps this identifier with the program's, and with a
+    /// sample of states.
     pub(super) async fn look_at_clock(
         &self,
         health: &mut Health,
@@ -71,8 +75,8 @@ impl<M: Mode, C: Connection> RedisStore<M, C> {
         Ok(sampled)
     }
 
-    /// When the newest charge of a state was made, whatever its limit, in microseconds; `None` if the key holds no state
-    /// of the mode, or one of an algorithm that is not built in.
+    /// When the newest charge of a state was made, whatever its limit, in microseconds; `None` if
+    /// the key holds no state of the mode, or one of an algorithm that is not built in.
     async fn newest_us(&self, key: &str) -> Result<Option<u64>> {
         let newest = self.inner.keys.limit_of(key).and_then(M::newest_at);
         let Some(NewestAt { command, arguments, times }) = newest else { return Ok(None) };

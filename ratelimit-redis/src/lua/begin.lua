@@ -1,6 +1,6 @@
--- The start of the scripts that decide. The first argument is empty, or a time in microseconds with,
--- as the second, by how many milliseconds keys live longer. Sets `now`; the time as the reply tells
--- it; and the index of the first argument after these.
+-- The start of the scripts that decide. The first argument is empty, or a time in microseconds
+-- with, as the second, by how many milliseconds keys live longer. Sets `now`; the time as the reply
+-- tells it; and the index of the first argument after these.
 
 local call, match, format, byte = redis.call, string.match, string.format, string.byte
 local ceil, floor = math.ceil, math.floor

@@ -1,12 +1,12 @@
--- The bucketed window: a count per bucket, summed over several windows. A window of n buckets is the
--- current bucket and the n - 1 before it.
+-- The bucketed window: a count per bucket, summed over several windows. A window of n buckets is
+-- the current bucket and the n - 1 before it.
 --
 -- The state is the buckets with admitted cost, oldest first, as text in a field of the identifier's
 -- hash: the total before all buckets, then per bucket its start and the TOTAL including it (prefix
--- sums). Totals wrap around at 2^52; the difference of two is the cost between them. All numbers have
--- the same width, so a request reads only a few of them, however many buckets there are. The Rust twin
--- is bucketed_window.rs in ratelimit-core. README.md beside this file specifies a twin as a table and
--- the helpers.
+-- sums). Totals wrap around at 2^52; the difference of two is the cost between them. All numbers
+-- have the same width, so a request reads only a few of them, however many buckets there are. The
+-- Rust twin is bucketed_window.rs in ratelimit-core. README.md beside this file specifies a twin as
+-- a table and the helpers.
 
 local bucketed_window = in_field {
   parameters = {
@@ -60,7 +60,8 @@ local function end_us(state, n, span_us)
 end
 
 -- The view at `now`: the start of the current bucket (that of `now`, or the newest of the state if
--- later); per window its first bucket and its used cost; the same of the longest window; and what every window has left.
+-- later); per window its first bucket and its used cost; the same of the longest window; and what
+-- every window has left.
 local function live(limit, state)
   state = state or { stored = NAME, count = 0 }
   local count = state.count
@@ -86,8 +87,9 @@ local function live(limit, state)
   return seen
 end
 
--- The state with as many buckets as a decision depends on: the first that each window no longer counts, the newest, and the
--- last that has to leave each window before the cost fits, or before more remains. The others go with the next of these.
+-- The state with as many buckets as a decision depends on: the first that each window no longer
+-- counts, the newest, and the last that has to leave each window before the cost fits, or before
+-- more remains. The others go with the next of these.
 function bucketed_window.seen(limit, state, check)
   local seen = live(limit, state)
   if seen.used == 0 then return '' end

@@ -1,9 +1,9 @@
--- Compare-and-set: writes several keys if none has changed since it was read, for algorithms stepped in
--- Rust.
+-- Compare-and-set: writes several keys if none has changed since it was read, for algorithms
+-- stepped in Rust.
 --
 --     KEYS: the keys, each once.
---     ARGV: five per key: '1' and the value that was read, or '0' and any text if there was none; the change:
---           '' or 'put' or 'remove'; the value and its time to live in ms.
+--     ARGV: five per key: '1' and the value that was read, or '0' and any text if there was none;
+--           the change: '' or 'put' or 'remove'; the value and its time to live in ms.
 --
 -- Returns 1, or 0 if a key has changed and nothing was written.
 

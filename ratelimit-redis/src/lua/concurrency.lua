@@ -1,8 +1,9 @@
 -- The concurrency limit: at most so many leases at the same time, each for a limited time.
 --
--- The state is the leases, oldest first, one per moment: alternately the time of the grant and the cost,
--- as text in a field of the identifier's hash. The Rust twins are concurrency.rs and entries.rs in
--- ratelimit-core. README.md beside this file specifies a twin as a table and the helpers.
+-- The state is the leases, oldest first, one per moment: alternately the time of the grant and the
+-- cost, as text in a field of the identifier's hash. The Rust twins are concurrency.rs and
+-- entries.rs in ratelimit-core. README.md beside this file specifies a twin as a table and the
+-- helpers.
 
 local NAME = 'concurrency'
 local concurrency = in_field { parameters = { 'limit', 'lease_us' }, settles = 'all' }

@@ -4,9 +4,10 @@
 --
 -- Requests of the same limits for the same keys are a group. A group is charged in order, first
 -- come, first served, each request all or nothing: the script reads its states once, admits of each
--- run of equal costs as many as fit, and writes the states once. All requests of a call see the same
--- time, so n charges of a cost move a state as one charge of n times the cost does. The script reads
--- a group when its turn comes, so requests that share some of their states see each other's charges.
+-- run of equal costs as many as fit, and writes the states once. All requests of a call see the
+-- same time, so n charges of a cost move a state as one charge of n times the cost does. The script
+-- reads a group when its turn comes, so requests that share some of their states see each other's
+-- charges.
 --
 --     KEYS: the keys of each group, each once.
 --     ARGV: the time (begin.lua); and for one request at one key
@@ -15,24 +16,24 @@
 --           SHAPE KEYS NUMBERS SINGLE GROUPS [SPANS (KEY COUNT)…] FIELD… CHARGE…
 --           (CAPACITY NUMBER…)… (RUNS (COUNT CHARGE…)…)…
 --
--- SHAPE has a letter for each check, that of its algorithm; a capital, if denied requests are charged
--- too. A group has so many KEYS, and the limits so many NUMBERS, with their capacities. If there are
--- several keys, SPANS tells at which of them so many checks lie, one after the other. The first
--- SINGLE groups are one request each, at the CHARGEs behind the fields. Each of the others has RUNS
--- of requests: how many, and what each of them charges each limit.
+-- SHAPE has a letter for each check, that of its algorithm; a capital, if denied requests are
+-- charged too. A group has so many KEYS, and the limits so many NUMBERS, with their capacities. If
+-- there are several keys, SPANS tells at which of them so many checks lie, one after the other. The
+-- first SINGLE groups are one request each, at the CHARGEs behind the fields. Each of the others
+-- has RUNS of requests: how many, and what each of them charges each limit.
 --
 -- Reading and setting a time to live in every decision would cost the server. So a state ends with
 -- the moment until which its key lives, in milliseconds by the server's clock. A charge that ends
--- earlier leaves the time to live alone. Any other sets it a second later than needed; the state says
--- 10 ms less, because a server expires keys by a time that it has read a little earlier. States are
--- packed, seven bytes per number: parsing and formatting text costs as much as deciding.
+-- earlier leaves the time to live alone. Any other sets it a second later than needed; the state
+-- says 10 ms less, because a server expires keys by a time that it has read a little earlier.
+-- States are packed, seven bytes per number: parsing and formatting text costs as much as deciding.
 
 local keys0, args0 = KEYS, ARGV
 -- Tables have room for three checks: growing costs as much as reading a state.
 local answers0, count0, key0 = { time0, '', '', '', '', '', '', '' }, 1, 0
 -- Of a group: the states as read; the fields and states to write; and if it has several spans, of
--- each its key, where its fields end, how long the key has to live, and for how long it lives if that
--- is shorter.
+-- each its key, where its fields end, how long the key has to live, and for how long it lives if
+-- that is shorter.
 local seen0, puts0, spans0 = { false, false, false }, { '', '', '', '', '', '' }, nil
 -- Of runs: what each limit admits, and what is used of it. Most calls have none.
 local capacity0, after0
@@ -66,9 +67,9 @@ while args0[first0] do
     repeat
       local admitted0, put0, tail0, unknown0 = 0, 0, 0, false
       local here0, due0, life0
-      -- The first pass charges a request as if all its limits had room, or finds what is used before
-      -- runs are charged. The second charges the attempts of a denied request, or what was admitted of
-      -- the runs.
+      -- The first pass charges a request as if all its limits had room, or finds what is used
+      -- before runs are charged. The second charges the attempts of a denied request, or what was
+      -- admitted of the runs.
       for pass0 = 1, 2 do
         local fits0, last0, limit0 = true, 0, limits0
         put0, tail0 = 0, count0 + 1
@@ -184,9 +185,9 @@ while args0[first0] do
       if unknown0 then break end
       local done, refused0, wrote0
       if put0 > 0 then
-        -- How long a key has to live: as long as the longest of its fields matters, and never shorter
-        -- than before, since another field may need it. Its life so far is known, and the user has to
-        -- be allowed to extend it, before anything is written.
+        -- How long a key has to live: as long as the longest of its fields matters, and never
+        -- shorter than before, since another field may need it. Its life so far is known, and the
+        -- user has to be allowed to extend it, before anything is written.
         for place0 = 1, 4 * span_count0, 4 do
           if span_count0 > 1 then here0, due0 = spans0[place0], spans0[place0 + 2] end
           if due0 > 0 then

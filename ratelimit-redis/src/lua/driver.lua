@@ -1,41 +1,50 @@
--- Runs an operation on a batch, all or nothing. It reads and steps everything first and writes last, so a script that fails
--- has written nothing. What the decision means, `decide` in ratelimit-core derives from what the script read.
+-- Runs an operation on a batch, all or nothing. It reads and steps everything first and writes
+-- last, so a script that fails has written nothing. What the decision means, `decide` in
+-- ratelimit-core derives from what the script read.
 --
 --     KEYS: the keys of the batch, each once.
---     ARGV: the time (begin.lua); the operation ('settle-once' for an id that was drawn for one charge);
---           the caller's metadata; the text that ends a reservation (its group; empty for one check). Then per
---           check: the algorithm; the index of its key; the field; the cost; the most that a denied attempt is charged (0 if
---           only admitted requests are charged); the index in KEYS of the reservation under the batch's id (0 without an id);
---           its life in µs; what the operation needs besides ('adopt': the limit's number); and the algorithm's parameters.
---           A stack of limits is one check per limit.
+--     ARGV: the time (begin.lua); the operation ('settle-once' for an id that was drawn for one
+--           charge); the caller's metadata; the text that ends a reservation (its group; empty for
+--           one check). Then per check: the algorithm; the index of its key; the field; the cost;
+--           the most that a denied attempt is charged (0 if only admitted requests are charged);
+--           the index in KEYS of the reservation under the batch's id (0 without an id); its life
+--           in µs; what the operation needs besides ('adopt': the limit's number); and the
+--           algorithm's parameters. A stack of limits is one check per limit.
 --
--- A batch whose keys lie in several slots runs one script per slot. cross_slot/lua.rs says when each of these is called:
+-- A batch whose keys lie in several slots runs one script per slot. cross_slot/lua.rs says when
+-- each of these is called:
 --
 --     ask      A peek that removes what no limit wrote, as an acquire does.
 --     reserve  An acquire that may be taken back. Answers where each charge went, or '-'.
---     grow     An extension that may be taken back. Answers as 'reserve', with a colon and what the reservation was before.
---     undo     Takes back what 'reserve' or 'grow' charged, given as they answered it. Answers 1 or 0 for each check.
+--     grow     An extension that may be taken back. Answers as 'reserve', with a colon and what the
+--              reservation was before.
+--     undo     Takes back what 'reserve' or 'grow' charged, given as they answered it. Answers 1 or
+--              0 for each check.
 --     attempt  An acquire of a batch that another slot has denied.
 --
--- 'heal' sets each state to a full limit as of now if it still is as given. Answers 1 or 0 for each check.
+-- 'heal' sets each state to a full limit as of now if it still is as given. Answers 1 or 0 for each
+-- check.
 --
--- The reply is as that of decide.lua: the time; a line; and the states that the script read, then the reservations under
--- the id, each as its length, a colon and its bytes. The line begins with 1 if all checks admit, 0 if not,
--- and = if the script only looked, or refused for what it read.
+-- The reply is as that of decide.lua: the time; a line; and the states that the script read, then
+-- the reservations under the id, each as its length, a colon and its bytes. The line begins with 1
+-- if all checks admit, 0 if not, and = if the script only looked, or refused for what it read.
 --
--- Or an error: RLCORRUPT or RLWRONGTYPE with the indices of check and key; RLPART and the server's error, if something was
--- written before it; or RLTIME with a time of the server at which nothing is decided.
+-- Or an error: RLCORRUPT or RLWRONGTYPE with the indices of check and key; RLPART and the server's
+-- error, if something was written before it; or RLTIME with a time of the server at which nothing
+-- is decided.
 
 -- The twins of the request, by name.
 local algorithms = {}
 local operation, metadata, group = ARGV[first0], ARGV[first0 + 1], ARGV[first0 + 2]
 -- Whether the settled reservation is forgotten early: its id was drawn for one charge.
 local once = operation == 'settle-once'
--- How long it is remembered, in case that the settlement is sent again; `Reservation::REPEAT_US` in ratelimit-core.
+-- How long it is remembered, in case that the settlement is sent again; `Reservation::REPEAT_US` in
+-- ratelimit-core.
 local REPEAT_US = 10000000
 local grows, denied = operation == 'grow', operation == 'attempt'
 local reserves = grows or operation == 'reserve'
--- Whether a value that no limit wrote is removed, so the limit recovers and the error is reported once.
+-- Whether a value that no limit wrote is removed, so the limit recovers and the error is reported
+-- once.
 local removes = operation ~= 'peek'
 if operation == 'ask' then operation = 'peek' end
 if once then operation = 'settle' end
@@ -47,8 +56,8 @@ local reading
 
 -- Raised when an earlier request under the id refuses this one.
 local REFUSED = {}
--- Marks a reservation of one slot of several: the request that made it may take it back until another
--- caller learns that the id has it.
+-- Marks a reservation of one slot of several: the request that made it may take it back until
+-- another caller learns that the id has it.
 local RESERVED = ' ?'
 
 local checks, next_arg = {}, first0 + 3
@@ -68,7 +77,8 @@ while ARGV[next_arg] do
     place = place,
     key = KEYS[place + 0],
     field = field,
-    -- Costs are compared as text, because the largest have no exact number. Calculations use a number.
+    -- Costs are compared as text, because the largest have no exact number. Calculations use a
+    -- number.
     cost_text = cost,
     cost = math.min(cost + 0, 2 ^ 53 - 1),
     attempt = attempt + 0,
@@ -83,7 +93,8 @@ while ARGV[next_arg] do
   }
 end
 
--- When a reservation ends. A settled one that is forgotten early says so by a timestamp later than `since`.
+-- When a reservation ends. A settled one that is forgotten early says so by a timestamp later than
+-- `since`.
 local function ends(reservation, life_us)
   if reservation.settled_text and reservation.timestamp > reservation.since then return reservation.timestamp end
   return reservation.since + life_us
@@ -150,7 +161,8 @@ local function read(check)
   if found then check.state, check.seen = found, seen(check, found) end
 end
 
--- What the batch's id means for a check: nil if it is new, 'done', 'unknown', or 'live' for a reservation.
+-- What the batch's id means for a check: nil if it is new, 'done', 'unknown', or 'live' for a
+-- reservation.
 local function status(check)
   local reservation = check.known
   if not reservation then return settling and 'unknown' or nil end
@@ -166,8 +178,8 @@ local function status(check)
   return 'done'
 end
 
--- Notes what a step finds and changes, and what a charge is in the terms of the state. Returns the time at which a charge
--- counts as made.
+-- Notes what a step finds and changes, and what a charge is in the terms of the state. Returns the
+-- time at which a charge counts as made.
 local function change(check, name, cost, made, reservation)
   local at
   check.fits, check.write, check.put, check.expires, at, check.terms =
@@ -188,8 +200,8 @@ local function extend(check, reservation, more)
   return at
 end
 
--- The largest cost that fits a limit, by bisection: a twin says only whether a cost does. The twins of a stack were given
--- the same number, and are asked once, before the first of them is changed.
+-- The largest cost that fits a limit, by bisection: a twin says only whether a cost does. The twins
+-- of a stack were given the same number, and are asked once, before the first of them is changed.
 local known = {}
 local function remaining(number)
   if known[number] then return known[number] end
@@ -283,7 +295,8 @@ local function step(check)
   end
   local is, reservation = status(check), check.known
   known = known or is ~= 'unknown'
-  -- Another caller may have the place of a lease that has ended, so no other check makes its renewal known.
+  -- Another caller may have the place of a lease that has ended, so no other check makes its
+  -- renewal known.
   lease_has_ended = lease_has_ended or is == 'unknown' and operation == 'renew' and check.algorithm.settles == 'all'
   if is == 'done' then
     if reservation.reserved then
@@ -393,11 +406,13 @@ local function writes(check)
   return line == '1' or check.attempt > 0
 end
 
--- Asks how long a key lives, and whether the user may extend that, before anything is written: a key never lives for ever.
+-- Asks how long a key lives, and whether the user may extend that, before anything is written: a
+-- key never lives for ever.
 local function keep(check)
   if not writes(check) or check.write ~= 'put' then return end
   check.life = call('PTTL', check.key)
-  -- Redis 7.0 reads the time anew for each PTTL: by the write, a life that just sufficed may be too short.
+  -- Redis 7.0 reads the time anew for each PTTL: by the write, a life that just sufficed may be too
+  -- short.
   if check.life < state_ttl_ms(check.expires) + 100 and may0 and not may0('PEXPIRE', check.key, '1') then
     -- The server says why.
     call('PEXPIRE', check.key, '1')
@@ -436,7 +451,8 @@ for _, work in ipairs { keep, write } do
   for _, check in ipairs(checks) do
     local done, problem = pcall(work, check)
     if not done then
-      -- If the server refuses a command after others, for example one that the user may not call, the earlier writes remain.
+      -- If the server refuses a command after others, for example one that the user may not call,
+      -- the earlier writes remain.
       local message = server_error(problem)
       local again, found = pcall(check.algorithm.read, check.key, check.field)
       local changed = not again or (found and seen(check, found) or '') ~= check.seen

@@ -1,8 +1,8 @@
 -- The window that begins with the first request: a count that lives for one period.
 --
--- The state is the time of the first request, the cost admitted since, and the end of the window. The Rust twin is
--- fixed_window.rs in ratelimit-core. README.md beside this file specifies what each section
--- receives and what it leaves.
+-- The state is the time of the first request, the cost admitted since, and the end of the window.
+-- The Rust twin is fixed_window.rs in ratelimit-core. README.md beside this file specifies what
+-- each section receives and what it leaves.
 
 --- fresh
 start, count, ends_us = now, 0, now

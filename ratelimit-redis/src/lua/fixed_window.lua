@@ -1,8 +1,9 @@
 -- The fixed window, aligned to the clock: a count that restarts at every full period.
 --
--- The state is the start of the window, the cost admitted in it, and its end. A count above the capacity, up to `most`, is
--- owed: each following window begins with what is left of it once the capacity has been taken off. The Rust twin is
--- fixed_window.rs in ratelimit-core. README.md beside this file specifies what each section receives and what it leaves.
+-- The state is the start of the window, the cost admitted in it, and its end. A count above the
+-- capacity, up to `most`, is owed: each following window begins with what is left of it once the
+-- capacity has been taken off. The Rust twin is fixed_window.rs in ratelimit-core. README.md beside
+-- this file specifies what each section receives and what it leaves.
 
 --- fresh
 start, count, ends_us = now, 0, now
@@ -34,8 +35,9 @@ expires = ends_us
 count, capacity, 0
 
 --- give
--- A charge of a past window counts in the state of that window. In a later one it counts less what each window since may
--- have paid of it, under either limit, and what passes the most that this one counts.
+-- A charge of a past window counts in the state of that window. In a later one it counts less what
+-- each window since may have paid of it, under either limit, and what passes the most that this one
+-- counts.
 local window = made and made - made % window_us
 if made and window ~= begun then
   local terms = reservation and reservation.terms or { 0, 0, 0 }
@@ -45,8 +47,8 @@ if made and window ~= begun then
 end
 
 --- carry
--- The change counts in the window as it was written: another limit may count more in it, or be owed for longer. Only a count
--- that this limit could not read begins anew in the current window.
+-- The change counts in the window as it was written: another limit may count more in it, or be owed
+-- for longer. Only a count that this limit could not read begins anew in the current window.
 if held > 0 then
   local counts = after > used and held + after - used or held - charge
   if counts < 0 then counts = 0 end
@@ -55,7 +57,8 @@ if held > 0 then
   local own = held <= most
     and written_us == begun + (before > capacity and ceil(before / capacity) or 1) * window_us
   if not own then
-    -- A charge of a later window of this limit counts there, and for the other limit still in its own.
+    -- A charge of a later window of this limit counts there, and for the other limit still in its
+    -- own.
     if after <= used or start < begun then start = begun end
     count, ends_us = math.min(counts, 2^52 - 1), capped > capacity and math.max(written_us, gone_us) or written_us
   elseif counts <= most then

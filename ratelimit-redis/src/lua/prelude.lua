@@ -1,5 +1,5 @@
--- The start of the driver: what the twins in it use. Lua 5.1 only has doubles. Every number here is an integer below
--- 2^53, which a double represents exactly.
+-- The start of the driver: what the twins in it use. Lua 5.1 only has doubles. Every number here is
+-- an integer below 2^53, which a double represents exactly.
 
 -- The largest count and the last time.
 local MOST = 2 ^ 52 - 1
@@ -19,7 +19,8 @@ local function around(total)
   return total % (MOST + 1)
 end
 
--- Binary search: the first number from `low` on for which `holds`, which once true stays true; `high` if there is none.
+-- Binary search: the first number from `low` on for which `holds`, which once true stays true;
+-- `high` if there is none.
 local function first_for(low, high, holds)
   while low < high do
     local middle = floor((low + high) / 2)
@@ -28,17 +29,20 @@ local function first_for(low, high, holds)
   return low
 end
 
--- How long a key has to live whose state matters until `expires`. It lives longer at a given time, by the padding.
+-- How long a key has to live whose state matters until `expires`. It lives longer at a given time,
+-- by the padding.
 local function ttl_ms(expires)
   return math.max(ceil((expires - now) / 1000), 1) + (padding_ms or 0)
 end
 
--- The same for the key of a state. It lives 20 ms longer, so that a state has ended by the time until which its key is kept.
+-- The same for the key of a state. It lives 20 ms longer, so that a state has ended by the time
+-- until which its key is kept.
 local function state_ttl_ms(expires)
   return ttl_ms(expires + 20000)
 end
 
--- Until when a key with so long to live is kept, by the server's clock; 0 if a given time says nothing about that.
+-- Until when a key with so long to live is kept, by the server's clock; 0 if a given time says
+-- nothing about that.
 local function kept_ms(ttl)
   if padding_ms then return 0 end
   return math.max(floor(now / 1000) + ttl - 10, 0)
@@ -55,8 +59,8 @@ local function put_field(key, field, stored, ttl)
   expire(key, ttl)
 end
 
--- What an algorithm stored in a field of the identifier's hash: its name, a space and the rest, without until when the key is
--- kept; nil if there is nothing.
+-- What an algorithm stored in a field of the identifier's hash: its name, a space and the rest,
+-- without until when the key is kept; nil if there is nothing.
 local function read_field(key, field, algorithm)
   local stored = call('HGET', key, field)
   if not stored then return nil end
@@ -64,7 +68,8 @@ local function read_field(key, field, algorithm)
   return string.sub(stored, 1, -8)
 end
 
--- Adds to a twin how its state is stored in a field of the identifier's hash. A state is that text, or a table with it.
+-- Adds to a twin how its state is stored in a field of the identifier's hash. A state is that text,
+-- or a table with it.
 local function in_field(twin)
   function twin.seen(_, state)
     return type(state) == 'table' and state.stored or state or ''
@@ -81,8 +86,8 @@ local function in_field(twin)
   return twin
 end
 
--- The table of a twin in sections. `look` raises CORRUPT unless a text is a state, and returns its mark. `run` contains the
--- sections; it gets units instead of a cost.
+-- The table of a twin in sections. `look` raises CORRUPT unless a text is a state, and returns its
+-- mark. `run` contains the sections; it gets units instead of a cost.
 local function of_numbers(parameters, look, run, settles, keeps_terms)
   local twin = in_field { parameters = parameters, mark = look, settles = settles, keeps_terms = keeps_terms }
 

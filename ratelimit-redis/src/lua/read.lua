@@ -1,5 +1,5 @@
--- Returns the time and the states of some checks, and writes nothing: for a peek, a check that costs
--- nothing, and a cost that never fits. README.md beside this file specifies the reply.
+-- Returns the time and the states of some checks, and writes nothing: for a peek, a check that
+-- costs nothing, and a cost that never fits. README.md beside this file specifies the reply.
 --
 --     KEYS: the key of each check. ARGV: the field of each.
 

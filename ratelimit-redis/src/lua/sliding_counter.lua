@@ -1,8 +1,10 @@
--- The sliding counter: two fixed windows, the older one weighted by its overlap with the sliding window.
+-- The sliding counter: two fixed windows, the older one weighted by its overlap with the sliding
+-- window.
 --
--- `used` is floor(previous * overlap / window_us) plus the count of the current window. The state is the
--- start of the current window, and the counts of both. The Rust twin is
--- sliding_counter.rs in ratelimit-core. README.md beside this file specifies what each section receives and what it leaves.
+-- `used` is floor(previous * overlap / window_us) plus the count of the current window. The state
+-- is the start of the current window, and the counts of both. The Rust twin is sliding_counter.rs
+-- in ratelimit-core. README.md beside this file specifies what each section receives and what it
+-- leaves.
 
 --- fresh
 start, previous, current = now - now % window_us, 0, 0

@@ -1,10 +1,10 @@
 -- The sliding log: an entry per admitted request until it is a window old.
 --
--- The state is a sorted set with one member per moment: its score is the time, its text "COST TOTAL".
--- TOTAL is the cost admitted up to and including this entry (a prefix sum), which wraps around at 2^52.
--- The difference of two totals is the cost between them, so a request reads only a few entries, however
--- long the log is. The Rust twin is sliding_log.rs in ratelimit-core. README.md beside this file
--- specifies a twin as a table and the helpers.
+-- The state is a sorted set with one member per moment: its score is the time, its text "COST
+-- TOTAL". TOTAL is the cost admitted up to and including this entry (a prefix sum), which wraps
+-- around at 2^52. The difference of two totals is the cost between them, so a request reads only a
+-- few entries, however long the log is. The Rust twin is sliding_log.rs in ratelimit-core.
+-- README.md beside this file specifies a twin as a table and the helpers.
 
 local sliding_log = { parameters = { 'limit', 'window_us' } }
 
@@ -58,8 +58,9 @@ local function rank_of(entries, cost, last)
   end)
 end
 
--- The log as pairs of a time and a cost. Of its entries, only those count whose times a decision depends on: the oldest, the
--- newest, and those at which the oldest entries reach some costs. The others go with the next of these.
+-- The log as pairs of a time and a cost. Of its entries, only those count whose times a decision
+-- depends on: the oldest, the newest, and those at which the oldest entries reach some costs. The
+-- others go with the next of these.
 function sliding_log.seen(limit, log, check)
   local entries = live(limit, log)
   local used, cost, over = entries.used, check.cost, math.max(entries.used - limit.limit, 0)
@@ -112,8 +113,8 @@ local function give(limit, entries, cost)
   return true, 'put', { entries = entries, changed = changed, owed = owed }, last.timestamp + limit.window_us
 end
 
--- Takes the cost off the entry of that moment, and off the totals of the later entries. These are few:
--- they arrived while a batch waited for another slot. If there are more, nothing changes.
+-- Takes the cost off the entry of that moment, and off the totals of the later entries. These are
+-- few: they arrived while a batch waited for another slot. If there are more, nothing changes.
 local function undo(limit, entries, cost, timestamp)
   if cost == 0 or entries.used == 0 then return true end
   local rank = call('ZCOUNT', entries.key, '-inf', format('%d', timestamp)) - 1

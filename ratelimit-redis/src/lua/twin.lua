@@ -1,4 +1,5 @@
--- The table of a twin in sections, for the driver. `cost_unit` is how many internal units there are per unit of cost.
+-- The table of a twin in sections, for the driver. `cost_unit` is how many internal units there are
+-- per unit of cost.
 local function parsed0(seen)
   local name0, kept0, --[[state]]
   if #seen == --[[bytes]] then name0, --[[state]], kept0 = unpack0('--[[format]]', seen) end

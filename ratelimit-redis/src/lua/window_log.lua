@@ -1,10 +1,10 @@
 -- The window log: a window that begins with the first request, and remembers who used it up.
 --
--- The state is a list under a key of its own: an element for each request, "TIMESTAMP COST TOTAL START
--- METADATA", oldest first. TOTAL is what has been charged in the window up to and with it, and START
--- when the window began, so that the newest element is all that a decision reads. METADATA is whatever
--- the caller gave, any bytes. The Rust twin is window_log.rs in ratelimit-core. README.md beside this file
--- specifies a twin as a table and the helpers.
+-- The state is a list under a key of its own: an element for each request, "TIMESTAMP COST TOTAL
+-- START METADATA", oldest first. TOTAL is what has been charged in the window up to and with it,
+-- and START when the window began, so that the newest element is all that a decision reads.
+-- METADATA is whatever the caller gave, any bytes. The Rust twin is window_log.rs in
+-- ratelimit-core. README.md beside this file specifies a twin as a table and the helpers.
 
 local window_log = { parameters = { 'limit', 'window_us' } }
 

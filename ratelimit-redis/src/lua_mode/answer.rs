@@ -1,4 +1,5 @@
-//! What a script answers: its time, a line that says what it did, and what it read. From that, [`decide`] derives the verdict.
+//! What a script answers: its time, a line that says what it did, and what it read. From that,
+//! [`decide`] derives the verdict.
 
 use ratelimit_core::algorithm::Write;
 use ratelimit_core::store::{Now, Op, Reservation, Snapshot, States, decide};
@@ -40,7 +41,8 @@ impl<S> States<S> for Seen<S> {
 }
 
 impl<A: LuaProgram, C: Connection> Call<'_, A, C> {
-    /// Parses the states and reservations that a script read. `None` if its twins did not write them.
+    /// Parses the states and reservations that a script read. `None` if its twins did not write
+    /// them.
     pub(super) fn seen(&self, now: Timestamp, mut seen: &[u8]) -> Option<Seen<A::State>> {
         let checks = self.batch.checks();
         let mut states = Vec::with_capacity(checks.len());
@@ -74,7 +76,8 @@ impl<A: LuaProgram, C: Connection> Call<'_, A, C> {
             (Ok(_), "0") if self.batch.is_denied_elsewhere() => true,
             (Ok(verdict), "1") => verdict.allowed(),
             (Ok(verdict), "0") => !verdict.allowed(),
-            // A script charges nothing for what costs nothing or never fits, or for what an id refuses.
+            // A script charges nothing for what costs nothing or never fits, or for what an id
+            // refuses.
             (Ok(_), "=") => {
                 self.batch.operation() == Op::Peek || self.batch.reservation_id().is_none()
             }
@@ -125,7 +128,8 @@ pub(super) fn stored(twin: &Twin, text: &[u8]) -> Result<Option<Stored>, NoState
     Ok(Some(stored))
 }
 
-/// The state of which a limit's twins stored these parts: nothing, if it is new to each. An error if that is no state.
+/// The state of which a limit's twins stored these parts: nothing, if it is new to each. An error
+/// if that is no state.
 pub(super) fn state<A: LuaProgram>(
     algorithm: &A,
     stored: &[Option<Stored>],

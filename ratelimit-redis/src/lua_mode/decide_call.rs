@@ -1,6 +1,6 @@
-//! Calls `decide.lua` for one request, as a group of one: an acquire or a peek, without an id, of limits
-//! whose state is a few numbers. The script returns the states that it read, and the step in Rust
-//! derives the decision.
+//! Calls `decide.lua` for one request, as a group of one: an acquire or a peek, without an id, of
+//! limits whose state is a few numbers. The script returns the states that it read, and the step in
+//! Rust derives the decision.
 
 use ratelimit_core::Verdict;
 use ratelimit_core::store::{Now, Op, Snapshot};
@@ -15,8 +15,8 @@ use crate::scripts::READ;
 use crate::store::evalsha;
 
 impl<A: LuaProgram, C: Connection> Call<'_, A, C> {
-    /// Decides a batch by `decide.lua`. Returns `None`, with nothing written, for anything else: an id,
-    /// a state of variable length, or a value that no limit wrote.
+    /// Decides a batch by `decide.lua`. Returns `None`, with nothing written, for anything else: an
+    /// id, a state of variable length, or a value that no limit wrote.
     pub(super) async fn apply_decide(
         &self,
         left: Option<&mut Option<Snapshot<A::State>>>,
@@ -97,9 +97,9 @@ pub(super) fn push_time(words: &mut Vec<Argument<'_>>, time: Now) {
     }
 }
 
-/// Adds what `decide.lua` reads of a set of limits: their algorithms, fields and numbers. Unless it is
-/// one request alone, also how many groups are charged by them, first those of a single request at
-/// these costs.
+/// Adds what `decide.lua` reads of a set of limits: their algorithms, fields and numbers. Unless it
+/// is one request alone, also how many groups are charged by them, first those of a single request
+/// at these costs.
 pub(super) fn push_part<'w>(
     words: &mut Vec<Argument<'w>>,
     shape: &'w [u8],

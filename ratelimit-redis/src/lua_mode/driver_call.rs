@@ -24,8 +24,8 @@ pub(crate) struct DriverAnswer {
 }
 
 impl<A: LuaProgram, C: Connection> Call<'_, A, C> {
-    /// Decides a batch by the driver, and notes the states that it left where that is asked for and known: of a long state, the
-    /// answer has a part.
+    /// Decides a batch by the driver, and notes the states that it left where that is asked for and
+    /// known: of a long state, the answer has a part.
     pub(super) async fn apply_driver(
         &self,
         left: Option<&mut Option<Snapshot<A::State>>>,
@@ -56,7 +56,8 @@ impl<A: LuaProgram, C: Connection> Call<'_, A, C> {
         self.verdict(&answer.line, &mut self.seen_in(answer)?)
     }
 
-    /// The verdict on the states in an answer, if this batch of the same checks was decided on them.
+    /// The verdict on the states in an answer, if this batch of the same checks was decided on
+    /// them.
     pub(crate) fn would_decide(
         &self,
         batch: &Batch<'_, A>,
@@ -70,7 +71,8 @@ impl<A: LuaProgram, C: Connection> Call<'_, A, C> {
             .ok_or_else(|| self.inner.peer.unexpected(&Reply::Text(answer.seen.clone())))
     }
 
-    /// Runs an operation of the driver for the twins of a call, each with what the operation needs besides.
+    /// Runs an operation of the driver for the twins of a call, each with what the operation needs
+    /// besides.
     pub(crate) async fn run(
         &self,
         operation: &str,

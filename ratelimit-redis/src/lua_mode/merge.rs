@@ -21,8 +21,8 @@ use crate::program::{LuaProgram, TwinCheck};
 use crate::runtime::Home;
 
 impl<A: LuaProgram, C: Connection> Call<'_, A, C> {
-    /// Decides a batch by `decide.lua`, together with others that wait for a call. Returns `None`, with
-    /// nothing written, for a batch that it does not decide.
+    /// Decides a batch by `decide.lua`, together with others that wait for a call. Returns `None`,
+    /// with nothing written, for a batch that it does not decide.
     pub(super) async fn apply_merged(
         &self,
         left: Option<&mut Option<Snapshot<A::State>>>,
@@ -69,10 +69,12 @@ impl<A: LuaProgram, C: Connection> Call<'_, A, C> {
         )))
     }
 
-    /// Waits for a call with others. `None` if it was not sent, because the task that would have sent it has ended.
+    /// Waits for a call with others. `None` if it was not sent, because the task that would have
+    /// sent it has ended.
     async fn wait(&self, home: &Home, is_here: bool, calls: &Calls) -> Result<Option<Outcome>> {
         let (caller, mut outcome) = oneshot::channel();
-        // Where the task may stand still, the caller watches the clock. Others need no timer: the task does.
+        // Where the task may stand still, the caller watches the clock. Others need no timer: the
+        // task does.
         let is_sent = (!is_here).then(|| Arc::new(AtomicBool::new(false)));
         let request = Box::new(Waiting {
             limits: LimitSet(self.twins.iter().map(TwinCheck::to_owned).collect()),
@@ -102,7 +104,8 @@ impl<A: LuaProgram, C: Connection> Call<'_, A, C> {
         })
     }
 
-    /// The verdict of the request at this place in its group. The first that asks derives those of all.
+    /// The verdict of the request at this place in its group. The first that asks derives those of
+    /// all.
     fn verdict_of(
         &self,
         charged: &Charged,
@@ -130,8 +133,8 @@ impl<A: LuaProgram, C: Connection> Call<'_, A, C> {
         }
     }
 
-    /// The verdicts of a group: the steps in Rust on the states that the script read, one after the other. With them, if
-    /// `is_noted`, the states that the last of these steps left.
+    /// The verdicts of a group: the steps in Rust on the states that the script read, one after the
+    /// other. With them, if `is_noted`, the states that the last of these steps left.
     fn verdicts(&self, charged: &Charged, is_noted: bool) -> Verdicts {
         let seen = self
             .seen(charged.now, &charged.seen)
@@ -164,8 +167,8 @@ impl<A: LuaProgram, C: Connection> Call<'_, A, C> {
         Err(self.inner.peer.disagrees(self.batch.checks()[0].limit.name()))
     }
 
-    /// Whether the batch may share a call. It goes alone if it does not charge, has an id, metadata or a given time,
-    /// counts attempts, or if a state has variable length.
+    /// Whether the batch may share a call. It goes alone if it does not charge, has an id, metadata
+    /// or a given time, counts attempts, or if a state has variable length.
     fn merges(&self) -> bool {
         let is_plain = self.batch.operation() == Op::Acquire
             && self.batch.time() == Now::Store

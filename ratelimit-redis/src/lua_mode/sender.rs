@@ -1,10 +1,12 @@
-//! Sends what waits for a [call](crate::calls): one call after the other, until the store is dropped.
+//! Sends what waits for a [call](crate::calls): one call after the other, until the store is
+//! dropped.
 //!
-//! A caller may be dropped, or keep its future and no longer poll it. So a task sends, on the store's runtime.
+//! A caller may be dropped, or keep its future and no longer poll it. So a task sends, on the
+//! store's runtime.
 //!
-//! One request's failure is its own. If the server refuses a whole script, each request repeats alone and gets its own
-//! error. If a step panics, its own caller panics. A program whose Lua may fail after another group was written shares a
-//! script with no other group.
+//! One request's failure is its own. If the server refuses a whole script, each request repeats
+//! alone and gets its own error. If a step panics, its own caller panics. A program whose Lua may
+//! fail after another group was written shares a script with no other group.
 
 use std::sync::{Arc, OnceLock, Weak};
 
@@ -90,8 +92,9 @@ impl ScriptPart<'_> {
     }
 }
 
-/// The parts of each script. Groups of the same limits go together, unless the later one shares a state with one of them or
-/// between them: requests that share a state are decided in the order in which they came.
+/// The parts of each script. Groups of the same limits go together, unless the later one shares a
+/// state with one of them or between them: requests that share a state are decided in the order in
+/// which they came.
 fn scripts(limits: &[LimitSet], groups: Vec<Group>) -> Vec<Vec<ScriptPart<'_>>> {
     let mut parts: Vec<ScriptPart<'_>> = Vec::new();
     for group in groups {
@@ -127,7 +130,8 @@ fn scripts(limits: &[LimitSet], groups: Vec<Group>) -> Vec<Vec<ScriptPart<'_>>> 
 }
 
 impl<C: Connection> Inner<C> {
-    /// Sends a load, and tells its callers what became of it. Returns whether the server has answered.
+    /// Sends a load, and tells its callers what became of it. Returns whether the server has
+    /// answered.
     async fn send(&self, load: Load, deadline: Deadline) -> bool {
         let Load { limits, groups, .. } = load;
         let calls = scripts(&limits, groups);
@@ -135,7 +139,8 @@ impl<C: Connection> Inner<C> {
         answered.into_iter().all(|answered| answered)
     }
 
-    /// Charges the requests of these groups by one script, and tells their callers. Returns whether the server has answered.
+    /// Charges the requests of these groups by one script, and tells their callers. Returns whether
+    /// the server has answered.
     async fn charge(&self, call: Vec<ScriptPart<'_>>, deadline: Deadline) -> bool {
         let failed = match self.call(&call, deadline).await {
             Ok(Some(answer)) => {
@@ -169,7 +174,8 @@ impl<C: Connection> Inner<C> {
         self.eval(keys[0], &texts.decide, &mut words, TryAgain::Return, deadline).await.map(Some)
     }
 
-    /// Tells the callers of each group what the script answered. What cannot be read fails for itself and all after it.
+    /// Tells the callers of each group what the script answered. What cannot be read fails for
+    /// itself and all after it.
     fn answer(&self, call: Vec<ScriptPart<'_>>, answer: &[u8]) {
         let line = first_line(answer).and_then(|(line, rest)| Some((time(line)?, rest)));
         let (now, mut rest) = line.map_or((None, answer), |(now, rest)| (Some(now), rest));

@@ -1,5 +1,5 @@
-//! Look-ups: the stored states and reservations of a limit, and its keys on the server. And what is done to states from the
-//! future.
+//! Look-ups: the stored states and reservations of a limit, and its keys on the server. And what is
+//! done to states from the future.
 
 use ratelimit_core::Limit;
 use ratelimit_core::store::{Batch, Check, Op};
@@ -15,8 +15,8 @@ use crate::program::{Keeps, LuaProgram, Stored, Twin};
 use crate::store::{NewestAt, RedisStore, StatesAt, TimesIn};
 
 impl<C: Connection> RedisStore<Lua, C> {
-    /// The key on the server of a limit's state for a caller's key. The limits of a stack share one key,
-    /// unless they are logs: then it is the key of the first.
+    /// The key on the server of a limit's state for a caller's key. The limits of a stack share one
+    /// key, unless they are logs: then it is the key of the first.
     #[must_use]
     pub fn key<A: LuaProgram>(&self, limit: &Limit<A>, key: &str) -> String {
         let twins = limit.algorithm().twins();

@@ -182,8 +182,9 @@ impl LuaProgram for SlidingLog {
         vec![Twin::new(&SLIDING_LOG, self.capacity(), [self.capacity(), self.window_us()])]
     }
 
-    /// Leaves out the entries that were already past when the newest was made: the script removes only a
-    /// bounded number at a time. A script answers pairs, and only the entries that the step needs.
+    /// Leaves out the entries that were already past when the newest was made: the script removes
+    /// only a bounded number at a time. A script answers pairs, and only the entries that the step
+    /// needs.
     fn decode(&self, stored: &[Option<Stored>]) -> Option<SlidingLogState> {
         let Stored::SortedSet(members) = only(stored)? else {
             return state_of(stored, &SLIDING_LOG);

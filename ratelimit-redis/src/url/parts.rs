@@ -126,8 +126,8 @@ pub(super) fn decoded(text: &str) -> Option<String> {
     decoded.ok().map(std::borrow::Cow::into_owned)
 }
 
-/// The URL for display: without login and options. Where these are in a text that is no URL is not known, so it is
-/// hidden.
+/// The URL for display: without login and options. Where these are in a text that is no URL is not
+/// known, so it is hidden.
 pub(super) fn redacted(url: &str) -> String {
     let known = scheme(url).filter(|scheme| SCHEMES.iter().any(|(name, ..)| name == scheme));
     match (known, Parts::of(url)) {

@@ -58,7 +58,8 @@ impl Words {
 
 type Before = Arc<dyn Fn(Words) -> BoxFuture<'static, Fate> + Send + Sync>;
 
-/// A connection that interferes. It shortens no request's time: each command has as much as it needs.
+/// A connection that interferes. It shortens no request's time: each command has as much as it
+/// needs.
 #[derive(Clone)]
 pub(crate) struct Meddled {
     connection: RedisConnection,

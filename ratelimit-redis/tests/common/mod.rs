@@ -48,7 +48,8 @@ pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
 pub(crate) const NATIVE: [&str; 4] =
     ["fixed-window", "first-request-window", "window-log", "sliding-log"];
 
-/// The text of a policy of so many in ten years: nothing refills while a test runs, and no window ends.
+/// The text of a policy of so many in ten years: nothing refills while a test runs, and no window
+/// ends.
 fn slow(name: &str, count: u64) -> String {
     match name {
         "bucketed-window" => format!("{name} bucket 10d rates {count}/3650d, {}/7300d", 3 * count),
@@ -181,7 +182,8 @@ pub(crate) const OUTLIVING: &str = "local kept = {} \
     local ttl = redis.call('PTTL', key) if ttl == -1 or ttl > tonumber(ARGV[2]) then \
     kept[#kept + 1] = key .. ' lives for ' .. ttl .. ' ms' end end return kept";
 
-/// How much longer than its state a key of a patient store lives: where it is compared before it is written, as long as a request may take.
+/// How much longer than its state a key of a patient store lives: where it is compared before it is
+/// written, as long as a request may take.
 pub(crate) fn kept_longer<M: Mode>() -> Duration {
     if M::NAME == Cas::NAME { PATIENCE } else { Duration::ZERO }
 }

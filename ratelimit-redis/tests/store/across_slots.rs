@@ -1,6 +1,6 @@
-//! Batches over several slots, decided in two waves, on one server that poses as a cluster: what becomes of a request
-//! that fails between two of its commands. The error says whether something may have been charged, and charges are
-//! given back once.
+//! Batches over several slots, decided in two waves, on one server that poses as a cluster: what
+//! becomes of a request that fails between two of its commands. The error says whether something
+//! may have been charged, and charges are given back once.
 
 use ratelimit_core::algorithm::{AnyState, Write};
 use ratelimit_core::store::Reservation;
@@ -64,7 +64,8 @@ async fn a_slots_charge_is_returned_when_another_slot_is_unreachable_or_the_rest
     }
 }
 
-/// A server that does not answer uses up the time to charge, but not the time to take back what the other slot charged.
+/// A server that does not answer uses up the time to charge, but not the time to take back what the
+/// other slot charged.
 #[tokio::test]
 async fn a_charge_is_returned_after_another_slot_has_taken_all_the_time_to_charge() {
     for place in 0..2 {
@@ -197,7 +198,8 @@ async fn a_returned_charge_leaves_other_clients_charges() {
     }
 }
 
-/// The answer of one slot is lost, and the other slot is unreachable, which alone would be no charge.
+/// The answer of one slot is lost, and the other slot is unreachable, which alone would be no
+/// charge.
 #[tokio::test]
 async fn a_request_that_one_slot_may_have_done_is_indeterminate() {
     let is_question = |words: &Words| words.has_any(&["ask", "GET", "TIME"]);
@@ -269,8 +271,9 @@ async fn a_lost_reply_to_a_read_only_request_is_no_charge() {
     }
 }
 
-/// The first call charges alice and is denied by bob. Before it returns its charge, the same request is
-/// repeated under the same id, and bob has a place again. What the second call returned is charged.
+/// The first call charges alice and is denied by bob. Before it returns its charge, the same
+/// request is repeated under the same id, and bob has a place again. What the second call returned
+/// is charged.
 #[tokio::test]
 async fn a_reservation_confirmed_to_a_later_call_is_not_taken_back() {
     const ID: Option<u128> = Some(7);

@@ -1,5 +1,6 @@
-//! What the testkit's own limits leave out keeps its laws as well: limits at the ends of the range, stacks of limits, and users with
-//! no more permissions than a mode names. On one server, and where each identifier has a slot of its own.
+//! What the testkit's own limits leave out keeps its laws as well: limits at the ends of the range,
+//! stacks of limits, and users with no more permissions than a mode names. On one server, and where
+//! each identifier has a slot of its own.
 
 use std::fmt::Debug;
 use std::marker::PhantomData;

@@ -1,5 +1,5 @@
-//! Requests that wait share a call. From outside: they are charged in their order, each learns its own outcome by its own
-//! deadline, and no caller that stops holds another back.
+//! Requests that wait share a call: they are charged in their order, each learns its own outcome by
+//! its own deadline, and no caller that stops holds another back.
 
 use std::collections::HashSet;
 use std::pin::Pin;
@@ -128,8 +128,8 @@ async fn remaining(task: Task) -> u64 {
 /// What a script may do wrong.
 type Wrong = fn(&str) -> String;
 
-/// Requests for several limits and keys, all of which wait for a call in flight: the place of the limit, whether
-/// the key is the second one, and the cost.
+/// Requests that wait for a call in flight: the limit's place, whether the key is the second one,
+/// and the cost.
 fn requests() -> impl Strategy<Value = Vec<Vec<(usize, bool, u64)>>> {
     let cost = prop_oneof![6 => Just(1_u64), 2 => 1..7_u64, 1 => Just(0)];
     let one = (0..5_usize, any::<bool>(), cost);
@@ -142,7 +142,7 @@ fn requests() -> impl Strategy<Value = Vec<Vec<(usize, bool, u64)>>> {
     prop::collection::vec(few.prop_filter("it charges", charges), 1..24)
 }
 
-/// Whether requests that share calls are decided as one after the other, by scripts that may be wrong.
+/// Whether requests that share calls are decided as one after the other.
 fn decides_in_order(wrong: Option<Wrong>, cases: u32) -> Result<(), String> {
     let (server, runtime) = (server(), runtime());
     // The same cases each time. A fault needs not be shrunk.
@@ -210,7 +210,7 @@ fn requests_that_share_calls_are_decided_in_the_order_in_which_they_came() {
     decides_in_order(None, 96).unwrap_or_else(|error| panic!("{error}"));
 }
 
-/// More requests than a call carries, all polled by one task: calls are sent in the order in which they came.
+/// More requests than a call carries, all polled by one task: they are sent in their order.
 #[tokio::test]
 async fn calls_are_decided_in_the_order_in_which_they_came() {
     const MANY: u64 = 3_000;
@@ -392,7 +392,7 @@ async fn a_given_runtime_sends_what_callers_of_stopped_runtimes_share() {
     });
     let (elsewhere, in_flight, limit) = begun.await;
     let shares = gated.asks(&[(&limit, "alice", 1)]).await;
-    // The requests in flight end, and the next one departs. Then no thread drives the runtime of those that came first.
+    // Those in flight end, and the next one departs. Then no thread drives the first ones' runtime.
     gated.gate.open.add_permits(OUT.len());
     let stopped = aside(move || {
         elsewhere.block_on(async {
@@ -412,11 +412,10 @@ async fn a_given_runtime_sends_what_callers_of_stopped_runtimes_share() {
 /// The most requests that wait for a connection.
 const MOST_WAITING: usize = 65_536;
 
-/// A caller that fills the channel makes others go alone, until the next call has taken what it dropped.
+/// A caller that fills the channel makes others go alone until a call has taken what it dropped.
 #[tokio::test]
 async fn a_caller_that_fills_the_channel_makes_others_go_alone() {
     let (server, limit) = (server(), limit("api", "gcra 9/3650d"));
-    // So long that none of them is late, however slowly they come.
     let gated = Gated::new(&server, PATIENCE * 100, None).await;
     let in_flight = gated.fills(&limit).await;
     let mut waiting: Vec<_> = (0..MOST_WAITING).map(|_| gated.kept(&limit, "mallory")).collect();
@@ -455,8 +454,8 @@ fn hanging() -> (Slow, RedisStore<Lua, Slow>) {
     (slow.clone(), builder.over(slow).expect("a prefix"))
 }
 
-/// Requests that come all the time to a server that hangs. Those that wait, those in flight and those that went
-/// alone end when their own time is over, also after callers before them are dropped, or no longer polled.
+/// Of a server that hangs: those that wait, those in flight and those that went alone, also after
+/// callers before them are dropped, or no longer polled.
 #[tokio::test(start_paused = true)]
 async fn every_caller_ends_by_its_own_deadline() {
     for (dropped, after_ms) in
@@ -489,7 +488,8 @@ async fn every_caller_ends_by_its_own_deadline() {
                 let error = answer.expect_err("the server hangs");
                 let kinds = [ErrorKind::Unavailable, ErrorKind::Indeterminate];
                 assert!(kinds.contains(&error.kind()), "{error}");
-                // A call ends by the earliest deadline of its requests, each of which has a quarter of its time left.
+                // A call ends by the earliest deadline of its requests, each of which has a quarter
+                // of its time left.
                 let in_time = (DEADLINE / 4).saturating_sub(EXACT)..=(DEADLINE + EXACT);
                 assert!(in_time.contains(&took), "{n}, {kept}, {dropped:?}: {took:?}: {error}");
             }
@@ -518,8 +518,9 @@ async fn a_request_with_a_quarter_of_its_time_left_is_not_sent_any_more() {
     assert_eq!(sent(), before);
 }
 
-/// A caller may keep a future and no longer poll it, as `select!` with a reference does: of the request in the call
-/// in flight, or of the first of those that wait for it. The others are decided in their time.
+/// A caller may keep a future and no longer poll it, as `select!` with a reference does: of the
+/// request in the call in flight, or of the first of those that wait for it. The others are decided
+/// in their time.
 #[tokio::test]
 async fn a_request_that_is_no_longer_polled_holds_no_other_back() {
     for kept in [0, 1, 8] {
@@ -544,8 +545,8 @@ async fn a_request_that_is_no_longer_polled_holds_no_other_back() {
     }
 }
 
-/// A network that fails under requests that share calls. Only those that rode in the failed one learn that their outcome
-/// is unknown, and it charged all of them, or none.
+/// A network that fails under requests that share calls. Only those that rode in the failed one
+/// learn that their outcome is unknown, and it charged all of them, or none.
 async fn a_lost_call_is_indeterminate_for_those_that_rode_in_it(client: Client) {
     let ((_server, proxy), shared) = (proxied(), limit("shared", "gcra 40/3650d"));
     let store = store(&proxy.url(), client).await;
@@ -587,7 +588,8 @@ async fn a_lost_call_is_indeterminate_for_those_that_rode_in_it(client: Client) 
             }
         }
         assert_eq!(lost > 0, executes.is_some(), "{key}: {decided} decided");
-        // They ride in two calls, since two may be out. The second has reached the server, or has not.
+        // They ride in two calls, since two may be out. The second has reached the server, or has
+        // not.
         let charged = 40 - peek(&store, &shared, key).await;
         let least = decided + u64::from(executes == Some(true));
         let due = least..=if executes.is_none() { decided } else { decided + lost };

@@ -1,4 +1,5 @@
-//! The compare-and-set mode against other clients: what is contention and what is not, and what it sends.
+//! The compare-and-set mode against other clients: what is contention and what is not, and what it
+//! sends.
 
 use ratelimit_servers::RespClient;
 use tokio::sync::Barrier;
@@ -67,8 +68,8 @@ async fn a_key_that_others_always_change_first_is_contended_and_uncharged() {
     fails(acquire(&in_turn.await, &limit, "c").await, ErrorKind::Contended, "");
 }
 
-/// No other client is there, so it is no contention: however long it takes, in however many slots, and if each of
-/// many states expires at another time.
+/// No other client is there, so it is no contention: however long it takes, in however many slots,
+/// and if each of many states expires at another time.
 #[tokio::test]
 async fn a_state_that_expires_between_read_and_write_is_read_again() {
     let (server, limit) = (server(), seldom());
@@ -115,8 +116,8 @@ async fn an_empty_value_is_none() {
     }
 }
 
-/// Two requests read no state. If the state of the first had expired when the second writes, late, the key would look as it was read,
-/// and a window that has ended would admit both.
+/// Two requests read no state. If the state of the first had expired when the second writes, late,
+/// the key would look as it was read, and a window that has ended would admit both.
 #[tokio::test]
 async fn a_state_that_came_and_went_does_not_look_unchanged() {
     let (server, window) = (server(), limit("short", "fixed-window 1/1ms"));

@@ -1,5 +1,6 @@
-//! What is dropped while it waits, or while the server fails: futures before their message has left, reservations, stores and
-//! runtimes. Nothing stays charged that can be given back, and nothing is held.
+//! What is dropped while it waits, or while the server fails: futures before their message has
+//! left, reservations, stores and runtimes. Nothing stays charged that can be given back, and
+//! nothing is held.
 
 use futures_util::FutureExt as _;
 use futures_util::future::BoxFuture;
@@ -9,7 +10,8 @@ use tokio::sync::Semaphore;
 use crate::common::prelude::*;
 use crate::ends::{Any, in_mode, turns};
 
-/// What stops before its message has left: requests of each mode, of one key or two in slots of their own, and a reservation.
+/// What stops before its message has left: requests of each mode, of one key or two in slots of
+/// their own, and a reservation.
 const STOPPED: [&str; 8] =
     ["alone", "several", "with an id", "across slots", "cas", "cas across slots", "multi", "owned"];
 
@@ -72,7 +74,8 @@ impl Gated {
         })
     }
 
-    /// Begins as many requests as that under keys of their own. Returns them, and how many more commands wait.
+    /// Begins as many requests as that under keys of their own. Returns them, and how many more
+    /// commands wait.
     async fn begins(&self, kind: &'static str, count: usize) -> (Vec<JoinHandle<()>>, usize) {
         let before = self.calls.load(Ordering::SeqCst);
         let mut tasks = Vec::new();
@@ -84,8 +87,9 @@ impl Gated {
     }
 }
 
-/// Drops requests that have sent so many commands, beside others in flight: what had not left charges nothing, what was reserved
-/// is given back, and no place among the calls, nor a turn at a key, stays taken.
+/// Drops requests that have sent so many commands, beside others in flight: what had not left
+/// charges nothing, what was reserved is given back, and no place among the calls, nor a turn at a
+/// key, stays taken.
 #[tokio::test]
 async fn a_future_that_is_dropped_before_its_message_has_left_charges_nothing_and_holds_no_place() {
     const PROBES: usize = 4;
@@ -210,8 +214,8 @@ async fn reserved(limiter: &Limiter) -> OwnedReservation<Any, AnyAlgorithm, &'st
     }
 }
 
-/// Runs what a client asks of a server that fails meanwhile, on a runtime of its own. Nothing is left of it afterwards: no task
-/// on the runtime.
+/// Runs what a client asks of a server that fails meanwhile, on a runtime of its own. Nothing is
+/// left of it afterwards: no task on the runtime.
 fn leaves_nothing<T>(case: &str, work: impl Future<Output = T>) -> T {
     let runtime = runtime();
     let done = runtime.block_on(async {

@@ -1,5 +1,6 @@
-//! Each operation that ends something beside each request under way: a proxy holds that request at each place, and then releases,
-//! drops or cuts it. A model does the same in that order; the answers and the final charges equal the model's.
+//! Each operation that ends something beside each request under way: a proxy holds that request at
+//! each place, and then releases, drops or cuts it. A model does the same in that order; the
+//! answers and the final charges equal the model's.
 
 use ratelimit_testkit::PureStore;
 
@@ -13,8 +14,8 @@ const MADE: Option<u128> = Some(7);
 const NEW: Option<u128> = Some(8);
 
 const CAPACITY: u64 = 100;
-/// A state of a few numbers, one of several windows, a log, and leases. What a bucket returns depends on the moment: laws compare that
-/// at given times.
+/// A state of a few numbers, one of several windows, a log, and leases. What a bucket returns
+/// depends on the moment: laws compare that at given times.
 const NAMES: [&str; 4] = ["fixed-window", "sliding-counter", "sliding-log", "concurrency"];
 const BEFORE: [Asked; 2] = [(Op::Acquire, 20, None), (Op::Acquire, 7, MADE)];
 const UNDER_WAY: [Asked; 8] = [
@@ -101,7 +102,8 @@ async fn ask(
     }
 }
 
-/// What a model answers to these and to what is sent then, and what it has left before that. Time passes between them.
+/// What a model answers to these and to what is sent then, and what it has left before that. Time
+/// passes between them.
 async fn due(limit: &Limit<AnyAlgorithm>, order: &[Asked]) -> (Vec<Told>, u64) {
     let (model, mut told, mut left) = (PureStore::new(), Vec::new(), 0);
     for asked in BEFORE.iter().chain(order).chain(&CANCELS) {
@@ -171,7 +173,8 @@ impl Scene {
         task
     }
 
-    /// Begins a request, and others if it needs them, and holds it back at a place; `None` if it never is there.
+    /// Begins a request, and others if it needs them, and holds it back at a place; `None` if it
+    /// never is there.
     async fn holds(
         &self,
         limit: &Limit<AnyAlgorithm>,

@@ -1,6 +1,7 @@
-//! Random requests, of which tasks drop some and whose network fails in every second round: a sequential order explains every
-//! answer, and what was charged. So none is admitted above the limit, and none is denied that fits. The tests of `ratelimit-layers` run
-//! the same on a store around this one.
+//! Random requests, of which tasks drop some and whose network fails in every second round: a
+//! sequential order explains every answer, and what was charged. So none is admitted above the
+//! limit, and none is denied that fits. The tests of `ratelimit-layers` run the same on a store
+//! around this one.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
@@ -15,8 +16,8 @@ use tokio::task::{JoinSet, yield_now};
 /// Two keys per round, of which batches may join both.
 const KEYS: usize = 2;
 const ROUNDS: usize = 48;
-/// So few per round that the checker tries nearly every order: a request without an answer may have been charged at any time
-/// after, or never.
+/// So few per round that the checker tries nearly every order: a request without an answer may have
+/// been charged at any time after, or never.
 const TASKS: usize = 4;
 const REQUESTS: usize = 5;
 /// Each round ends with a peek at each limit of each key.
@@ -53,7 +54,8 @@ impl<S: Store<AnyAlgorithm> + Send + Sync + 'static> FaultyRounds<S> {
         Arc::new(Self { store, proxy, is_faulty, limits, calendar, order })
     }
 
-    /// A random request. A third of them are dropped after some turns of the runtime, if they have no answer by then.
+    /// A random request. A third of them are dropped after some turns of the runtime, if they have
+    /// no answer by then.
     async fn ask(&self, round: usize, random: &mut Rng) -> Option<Event> {
         let mut asks: Vec<Ask> = Vec::new();
         for _ in 0..[1, 1, 1, 2, 3][random.usize(..5)] {
@@ -91,9 +93,10 @@ impl<S: Store<AnyAlgorithm> + Send + Sync + 'static> FaultyRounds<S> {
             answer = self.store.apply(&batch) => match answer {
                 Ok(verdict) => {
                     let mut decisions = verdict.decisions().to_vec();
-                    // A cache answers for each limit as of an answer of the store that it has seen, which may be that of an earlier
-                    // request than the last one answered: it denies rightly, because no charge is taken back, and `remaining`
-                    // lags. No single moment need explain several limits; one that denies explains the answer.
+                    // A cache answers for each limit as of an answer of the store that it has seen,
+                    // which may be that of an earlier request than the last one answered: it denies
+                    // rightly, because no charge is taken back, and `remaining` lags. No single
+                    // moment need explain several limits; one that denies explains the answer.
                     if verdict.source() == Source::Cache {
                         asked = 0;
                         let denied = decisions.iter().position(|decision| !decision.allowed);

@@ -1,5 +1,6 @@
-//! Values that no limit wrote: a request that only reads reports them and leaves them, one that writes reports them
-//! once and removes them, and what has another type stays. None is charged in part.
+//! Values that no limit wrote: a request that only reads reports them and leaves them, one that
+//! writes reports them once and removes them, and what has another type stays. None is charged in
+//! part.
 
 use std::cell::{Cell, RefCell};
 
@@ -83,7 +84,8 @@ impl Place {
         texts.iter().map(|text| text.replace("NAME", &name)).collect()
     }
 
-    /// The command that writes this, with the score or the window of what stands beside other content.
+    /// The command that writes this, with the score or the window of what stands beside other
+    /// content.
     fn writing(&self, score: &str, content: &str) -> Vec<String> {
         let Self { limit, key, .. } = self;
         let words: &[&str] = match self.stored {
@@ -270,8 +272,9 @@ async fn a_corrupt_state_beside_a_charge_charges_nothing_and_is_removed() {
     }
 }
 
-/// The oldest entry that counts, one in the middle that only a denial reads in search of room, and one deep in a
-/// list that only a refund reads, with a total, a cost or a time that no limit writes.
+/// The oldest entry that counts, one in the middle that only a denial reads in search of room, and
+/// one deep in a list that only a refund reads, with a total, a cost or a time that no limit
+/// writes.
 #[tokio::test]
 async fn a_foreign_entry_of_a_log_is_reported_and_removed() {
     let server = server();
@@ -332,7 +335,8 @@ async fn an_impossible_count_is_reported_once_and_what_has_ended_goes() {
 
 const NOW_US: u64 = 1_795_218_392_123_456;
 
-/// Algorithms whose state is a few numbers, and how many. Behind them stands until when the key is kept.
+/// Algorithms whose state is a few numbers, and how many. Behind them stands until when the key is
+/// kept.
 fn of_numbers() -> Vec<(Limit<AnyAlgorithm>, usize)> {
     let mut all = Vec::new();
     for (name, numbers) in
@@ -476,8 +480,9 @@ fn spoilt() -> impl Strategy<Value = Spoilt> {
     ]
 }
 
-/// Corrupt, of another algorithm or from the future: whatever a key contains is reported once at most, admits no more than the limit,
-/// and after a healing recovers no later than a full limit does.
+/// Corrupt, of another algorithm or from the future: whatever a key contains is reported once at
+/// most, admits no more than the limit, and after a healing recovers no later than a full limit
+/// does.
 #[test]
 fn whatever_a_key_contains_admits_no_more_than_the_limit_and_is_healed() {
     let (server, runtime) = (server(), Runtime::new().expect("a runtime"));

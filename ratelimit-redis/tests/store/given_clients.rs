@@ -1,5 +1,6 @@
-//! Every kind of connection decides in every mode, executes a request once, and reports a lost reply, a deadline and a server's
-//! error: those of the store's own, and clients that a program has already.
+//! Every kind of connection decides in every mode, executes a request once, and reports a lost
+//! reply, a deadline and a server's error: those of the store's own, and clients that a program has
+//! already.
 
 #![cfg(all(feature = "connection-manager", feature = "fred"))]
 

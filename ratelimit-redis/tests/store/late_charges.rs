@@ -1,8 +1,8 @@
 //! Late transactions: the read lies before a window's end and the charge after it. Observed from
 //! outside, no period has more admitted than the limit allows.
 //!
-//! No check depends on timing: the bounds hold whatever the times are, and a machine that is too slow to
-//! hit the end of a window only shows less.
+//! No check depends on timing: the bounds hold whatever the times are, and a machine that is too
+//! slow to hit the end of a window only shows less.
 
 use futures_util::future::join_all;
 
@@ -26,7 +26,8 @@ struct Late {
 }
 
 impl Late {
-    /// The time until which the next charge is delayed. Each arrives after some that were made later.
+    /// The time until which the next charge is delayed. Each arrives after some that were made
+    /// later.
     fn next_us(&self) -> u64 {
         let charge = self.charges.fetch_add(1, Ordering::SeqCst);
         let most_us = self.most_us.load(Ordering::SeqCst);
@@ -54,8 +55,8 @@ fn all(length: &str) -> Vec<Limit<AnyAlgorithm>> {
     NATIVE.map(of).into()
 }
 
-/// The most that may be admitted to requests that begin and end within a period. `fresh`: no window had
-/// begun before it.
+/// The most that may be admitted to requests that begin and end within a period. `fresh`: no window
+/// had begun before it.
 fn bound(algorithm: &AnyAlgorithm, from_us: u64, to_us: u64, fresh: bool) -> u64 {
     match algorithm {
         AnyAlgorithm::FixedWindow(_) => LIMIT * (to_us / WINDOW_US - from_us / WINDOW_US + 1),
@@ -126,9 +127,9 @@ impl Scene {
         }
     }
 
-    /// Almost fills a window at its start. Requests just before its end are charged just after it. Then
-    /// more requests follow: at once, or when the late charges would have expired if they counted before
-    /// the end.
+    /// Almost fills a window at its start. Requests just before its end are charged just after it.
+    /// Then more requests follow: at once, or when the late charges would have expired if they
+    /// counted before the end.
     async fn plays(&mut self) {
         let begin_us = (now_us() / WINDOW_US + 1) * WINDOW_US;
         wait_until(begin_us).await;

@@ -1,5 +1,6 @@
-//! A user's own algorithm in the compare-and-set mode, and with a twin of its own: those of the examples keep the
-//! laws, a twin that is a little wrong is caught, and names and operations that cannot be are refused.
+//! A user's own algorithm in the compare-and-set mode, and with a twin of its own: those of the
+//! examples keep the laws, a twin that is a little wrong is caught, and names and operations that
+//! cannot be are refused.
 
 use ratelimit_core::algorithm::Step;
 use ratelimit_redis::{Keeps, LuaProgram, Program, Stored, Twin};
@@ -38,7 +39,8 @@ fn an_own_algorithm_keeps_the_laws_without_a_twin_and_with_one() {
     use Property::{KeepsWhatMatters, ManyTasksAreAdmittedExactlyTheLimit};
 
     let (lua, cas) = (OnServer::<Lua>::shared(|c| c), OnServer::<Cas>::shared(|c| c));
-    // A trial is kept for ever; a store may refuse a refund that neither has for another reason than the step.
+    // A trial is kept for ever; a store may refuse a refund that neither has for another reason
+    // than the step.
     assert_eq!(broken::<Budgets, _>(&cas, KeepsWhatMatters), None);
     assert_eq!(broken::<Budgets, _>(&cas, ManyTasksAreAdmittedExactlyTheLimit), None);
     assert_eq!(broken::<Trials, _>(&lua, ManyTasksAreAdmittedExactlyTheLimit), None);

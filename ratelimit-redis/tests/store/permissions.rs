@@ -1,4 +1,5 @@
-//! A permission that is missing for a while: no key is left without a time to live, and what was refused charged nothing.
+//! A permission that is missing for a while: no key is left without a time to live, and what was
+//! refused charged nothing.
 
 use crate::common::prelude::*;
 

@@ -1,5 +1,5 @@
-//! A store's and a server's refusals: the kind of error, and a message that an operator can act on. The same with each
-//! client, and nothing is charged.
+//! A store's and a server's refusals: the kind of error, and a message that an operator can act on.
+//! The same with each client, and nothing is charged.
 
 use ratelimit_core::RateLimiter;
 use tokio::io::AsyncWriteExt as _;
@@ -125,7 +125,8 @@ async fn a_forbidden_command_of_a_transaction_charges_nothing() {
     assert_eq!(keys(&server), [""; 0]);
 }
 
-/// The driver has written the first limit's state before the server rejects a command of the second one.
+/// The driver has written the first limit's state before the server rejects a command of the second
+/// one.
 #[tokio::test]
 async fn a_forbidden_command_of_a_script_leaves_the_charge_in_doubt() {
     let server = server();

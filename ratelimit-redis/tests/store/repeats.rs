@@ -1,6 +1,7 @@
-//! Law 13 where a request breaks off: one of its commands is lost, or its reply, or the same request is sent meanwhile. Sent once more
-//! it has been done once, in one slot and across slots; and an error that says that nothing was charged is right. Whole repetitions
-//! are tested by the laws.
+//! Law 13 where a request breaks off: one of its commands is lost, or its reply, or the same
+//! request is sent meanwhile. Sent once more it has been done once, in one slot and across slots;
+//! and an error that says that nothing was charged is right. Whole repetitions are tested by the
+//! laws.
 
 use futures_util::future::BoxFuture;
 use ratelimit_core::Algorithm as _;

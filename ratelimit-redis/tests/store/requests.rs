@@ -1,5 +1,5 @@
-//! Whole requests in every mode, with every option of a store, and what then lies on the server; requests of two limiters in one
-//! call.
+//! Whole requests in every mode, with every option of a store, and what then lies on the server;
+//! requests of two limiters in one call.
 
 use std::collections::BTreeSet;
 use std::future::Future;
@@ -189,7 +189,8 @@ async fn requests_of_one_call_are_decided_each_by_its_own_numbers() {
     let ways: [&[&Twice]; 5] =
         [&[&windows], &[&buckets], &[&logs], &[&windows, &buckets], &[&buckets, &logs]];
     for (nth, limits) in ways.into_iter().enumerate() {
-        // The server loads the scripts with the first requests, which it gets once more: by then others have come.
+        // The server loads the scripts with the first requests, which it gets once more: by then
+        // others have come.
         let before = format!("before{nth}");
         for which in [0, 1] {
             let checks: Vec<_> =

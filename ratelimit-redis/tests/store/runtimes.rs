@@ -1,4 +1,5 @@
-//! A store lives on one runtime, and moves to a thread of its own when a request could not rely on that one.
+//! A store lives on one runtime, and moves to a thread of its own when a request could not rely on
+//! that one.
 
 use crate::common::prelude::*;
 
@@ -76,7 +77,8 @@ async fn remain(store: &RedisStore, limit: &Limit<AnyAlgorithm>) -> u64 {
     peek(store, limit, "k0").await + peek(store, limit, "k1").await + peek(store, limit, "k2").await
 }
 
-/// Waits until the runtime has so many tasks more: the one that sends, and one for each call that is out.
+/// Waits until the runtime has so many tasks more: the one that sends, and one for each call that
+/// is out.
 async fn runs(runtime: &Runtime, before: usize, more: usize) {
     let tasks = || runtime.metrics().num_alive_tasks();
     until(async || if tasks() >= before + more { Ok(()) } else { Err(tasks()) }).await;
@@ -129,8 +131,8 @@ async fn what_waits_on_a_runtime_that_ends_is_sent_anew(client: Client) {
     others.shutdown_background();
 }
 
-/// A runtime of one thread has requests out and waiting, and no thread drives it any more. Others are served at once, and so
-/// are its own requests when it is driven again.
+/// A runtime of one thread has requests out and waiting, and no thread drives it any more. Others
+/// are served at once, and so are its own requests when it is driven again.
 async fn a_runtime_that_stands_still_holds_no_other_back(client: Client) {
     let ((_server, proxy), limit) = (proxied(), many());
     let store = lazy(&proxy.url(), client);

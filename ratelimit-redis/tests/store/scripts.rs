@@ -1,5 +1,5 @@
-//! What a decision sends to the server and leaves there. Almost all requests take one script with few
-//! arguments, not the driver: observed on the wire.
+//! What a decision sends to the server and leaves there. Almost all requests take one script with
+//! few arguments, not the driver: observed on the wire.
 
 use std::collections::HashSet;
 
@@ -77,8 +77,8 @@ async fn one_check_is_one_script_with_few_arguments() {
     }
 }
 
-/// A server keeps every text that it has seen. Clients may choose which checks cost nothing or share a caller, and each process meets
-/// requests in an order of its own.
+/// A server keeps every text that it has seen. Clients may choose which checks cost nothing or
+/// share a caller, and each process meets requests in an order of its own.
 #[tokio::test]
 async fn all_requests_of_all_processes_take_three_texts() {
     let mut texts = HashSet::new();
@@ -254,11 +254,13 @@ async fn a_short_limit_does_not_shorten_the_life_of_its_neighbour() {
         let _ = acquire(&store, limit, "a").await.expect("decides");
     }
     let ttl_ms = number(&server, &["PTTL", "rl:1::{a}"]);
-    // The second more spares a busy key a new time to live at each charge, and both times are rounded to milliseconds.
+    // The second more spares a busy key a new time to live at each charge, and both times are
+    // rounded to milliseconds.
     assert!((3_591_000..=3_601_001).contains(&ttl_ms), "{ttl_ms}");
 }
 
-/// A log of 5,000 entries is read a few at a time, and those that have expired are removed, not carried along.
+/// A log of 5,000 entries is read a few at a time, and those that have expired are removed, not
+/// carried along.
 #[tokio::test]
 async fn a_long_log_is_read_a_few_entries_at_a_time() {
     let server = server();

@@ -1,5 +1,6 @@
-//! What a release has stored, each later one reads. `stored-0.1.txt` has the bytes that every algorithm stores in every mode, and
-//! what is decided on them. A form that changes shows there; the old one stays, as a block without `wrote`, and is read.
+//! What a release has stored, each later one reads. `stored-0.1.txt` has the bytes that every
+//! algorithm stores in every mode, and what is decided on them. A form that changes shows there;
+//! the old one stays, as a block without `wrote`, and is read.
 //!
 //! | a line begins with | |
 //! |---|---|
@@ -78,7 +79,8 @@ fn unescaped(word: &str) -> Vec<u8> {
     bytes
 }
 
-/// The commands that store what the server has now. The id of an entry of MULTI is drawn, and stands here as `id`.
+/// The commands that store what the server has now. The id of an entry of MULTI is drawn, and
+/// stands here as `id`.
 fn stored(server: &RedisServer, client: &mut RespClient, mode: &str) -> Vec<String> {
     let commands = keys(server).into_iter().map(|key| {
         let kind = tell(server, &["TYPE", &key]);

@@ -120,8 +120,9 @@ async fn keys_split_by_a_migration_are_waited_for_and_charged_once(client: Clien
     aside(move || cluster().migrate(slot, owner)).await.expect("back");
 }
 
-/// Requests that share calls while their slot is on its way, some of their keys on either server and some on none.
-/// They are decided while it is half way, because no call waits for another's keys.
+/// Requests that share calls while their slot is on its way, some of their keys on either server
+/// and some on none. They are decided while it is half way, because no call waits for another's
+/// keys.
 async fn gathered_requests_of_a_slot_on_its_way_are_each_decided_once(client: Client) {
     let builder = RedisStore::builder().prefix(client.name()).deadline(PATIENCE);
     let url = with_client(&cluster().url(), client);
@@ -224,8 +225,8 @@ async fn a_hundred_redirected_callers_share_one_look_up(client: Client) {
     }
     let admitted = tasks.join_all().await.into_iter().filter(Verdict::allowed).count();
     assert_eq!(admitted, 2);
-    // The next look-up comes after 50 ms at the earliest, and a busy machine may take longer for all of
-    // this.
+    // The next look-up comes after 50 ms at the earliest, and a busy machine may take longer for
+    // all of this.
     let most = 1 + begin.elapsed().as_millis() / 50;
     let made = looks(&cluster) - before;
     assert!(u128::from(made) <= most, "{made} looks, and at most {most} are due");
@@ -286,7 +287,8 @@ async fn a_slot_that_has_no_owner_for_a_moment_is_waited_for_and_then_refused(cl
         assert_eq!(asking.await.expect("no panic"), due);
         all("DELSLOTS", &cluster.nodes()[owner..=owner]);
     }
-    // Once it has lasted as long as the deadline, a request is refused at once: after one question to each.
+    // Once it has lasted as long as the deadline, a request is refused at once: after one question
+    // to each.
     fails(refused().await, ErrorKind::Unavailable, "");
     let looked = looks(&cluster);
     for _ in 0..20 {

@@ -1,6 +1,6 @@
 //! What callers cost a server that hangs, refuses, or comes and goes, and what it costs them: one
-//! connector per server, one deadline per decision, and a connection that is replaced when it has gone
-//! silent, not before.
+//! connector per server, one deadline per decision, and a connection that is replaced when it has
+//! gone silent, not before.
 
 use futures_util::future::join_all;
 use tokio::net::TcpListener;
@@ -175,7 +175,8 @@ async fn a_hanging_shard_does_not_delay_the_others(client: Client) {
     let hangs = owner("a");
     let keys = (0..1_000).map(|n| format!("k{n}"));
     let (hung, healthy): (Vec<_>, Vec<_>) = keys.partition(|key| owner(key) == hangs);
-    // Every shard has had a request. On a busy machine a connection takes longer than one attempt may.
+    // Every shard has had a request. On a busy machine a connection takes longer than one attempt
+    // may.
     for key in hung.iter().take(1).chain(healthy.iter().take(50)) {
         let _ = until(async || acquire(&store, &seldom(), key).await).await;
     }
@@ -197,7 +198,8 @@ async fn a_hanging_shard_does_not_delay_the_others(client: Client) {
     waiting.join_all().await;
 }
 
-/// By a login in the URL and a database of its own; the connection is made again after it was closed.
+/// By a login in the URL and a database of its own; the connection is made again after it was
+/// closed.
 async fn a_server_is_reached_at_its_unix_socket(client: Client) {
     let socket = format!("ratelimit-{}-{client}.sock", std::process::id());
     let socket = std::env::temp_dir().join(socket);
@@ -244,7 +246,8 @@ fn left_on(runtime: &Runtime, store: &RedisStore) -> u64 {
     runtime.block_on(left(store, &seldom(), "a"))
 }
 
-/// Shared work starts on the runtime that the builder was given, on whichever runtime the first caller is.
+/// Shared work starts on the runtime that the builder was given, on whichever runtime the first
+/// caller is.
 async fn the_given_runtime_connects(client: Client) {
     aside(move || {
         let (_server, proxy) = proxied();
@@ -262,7 +265,8 @@ async fn the_given_runtime_connects(client: Client) {
     .await;
 }
 
-/// The server refuses each write, as it does when others change the key first; each command takes so long.
+/// The server refuses each write, as it does when others change the key first; each command takes
+/// so long.
 #[tokio::test(start_paused = true)]
 async fn a_slow_server_is_an_outage_and_no_contention() {
     let limit = seldom();
@@ -288,7 +292,8 @@ async fn a_decision_has_one_deadline_however_many_commands_it_takes() {
     for (place, some, kind, sent) in [
         // The script has to be sent anew.
         (0, 5, ErrorKind::Indeterminate, 2),
-        // The reads of a state and the time are concurrent; then the command that writes is pending.
+        // The reads of a state and the time are concurrent; then the command that writes is
+        // pending.
         (1, 1, ErrorKind::Indeterminate, 3),
         // One transaction reads; then the script that writes is pending.
         (1, 5, ErrorKind::Indeterminate, 2),

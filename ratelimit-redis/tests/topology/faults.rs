@@ -1,6 +1,7 @@
-//! The fault table: a row per fault, each with every client, under [traffic](traffic) that goes on meanwhile. A row says
-//! how much more may be admitted, which errors callers may see and until when, and checks it. `scripts/faults` prints the
-//! table, and the guide's chapter on faults shows it.
+//! The fault table: a row per fault, each with every client, under [traffic](traffic) that goes on
+//! meanwhile. A row says how much more may be admitted, which errors callers may see and until
+//! when, and checks it. `scripts/faults` prints the table, and the guide's chapter on faults shows
+//! it.
 
 mod callers;
 mod masters;
@@ -15,8 +16,8 @@ use tokio::sync::{Mutex, MutexGuard};
 use crate::common::prelude::*;
 use traffic::{AWAY, Row, Traffic};
 
-/// Servers behind proxies, for one row at a time: a server of its own, or a cluster that the rows of a client share. Each
-/// row finds them healthy and leaves them healthy.
+/// Servers behind proxies, for one row at a time: a server of its own, or a cluster that the rows
+/// of a client share. Each row finds them healthy and leaves them healthy.
 struct Place {
     url: String,
     kind: &'static str,

@@ -1,5 +1,6 @@
-//! No user and no password shows in an error, its sources, any `Debug` output or the clients' logs, whatever else is
-//! wrong with the URL and whatever a server says about the login. The place and the remedy do show.
+//! No user and no password shows in an error, its sources, any `Debug` output or the clients' logs,
+//! whatever else is wrong with the URL and whatever a server says about the login. The place and
+//! the remedy do show.
 
 mod fake;
 mod refused;
@@ -15,7 +16,8 @@ const PASSWORD: &str = "pa5/s-w0rd";
 const ESCAPED: &str = "pa5%2Fs-w0rd";
 const USER: &str = "us3r";
 
-/// The texts that reveal a secret: a part of the password, as text and as byte values, and the user.
+/// The texts that reveal a secret: a part of the password, as text and as byte values, and the
+/// user.
 const GIVES_AWAY: [&str; 4] = ["w0rd", "119, 48, 114, 100", "us3r", "117, 115, 51, 114"];
 
 /// Everything that was said in one case.
@@ -56,8 +58,8 @@ impl Leaks {
     }
 }
 
-/// What the clients' logs have said of a password. All tests of this program share one log. fred does log a user, in
-/// the server's words about missing permissions.
+/// What the clients' logs have said of a password. All tests of this program share one log. fred
+/// does log a user, in the server's words about missing permissions.
 struct Logs(Mutex<Told>);
 
 static LOGS: Logs = Logs(Mutex::new(Told(Vec::new())));
@@ -69,8 +71,8 @@ impl log::Log for Logs {
 
     fn log(&self, record: &log::Record<'_>) {
         let told = record.args().to_string();
-        // After this reply to a request, which is no login, fred closes a connection and logs the whole
-        // reply.
+        // After this reply to a request, which is no login, fred closes a connection and logs the
+        // whole reply.
         if record.target().starts_with("fred::router") && told.contains("CLUSTERDOWN") {
             return;
         }

@@ -1,6 +1,6 @@
-//! Batches over two and three slots of a cluster whose slots move, under contention, by every algorithm,
-//! with and without ids, with callers that give up at any moment. No limit admits more than it may, and
-//! other callers only lose what was pending when a caller stopped.
+//! Batches over two and three slots of a cluster whose slots move, under contention, by every
+//! algorithm, with and without ids, with callers that give up at any moment. No limit admits more
+//! than it may, and other callers only lose what was pending when a caller stopped.
 
 use crate::common::prelude::*;
 
@@ -25,8 +25,8 @@ fn is_to_be_repeated(error: &impl StoreError) -> bool {
     is_uncharged(error) || error.to_string().contains("done in part")
 }
 
-/// The remaining cost of each key, once nothing changes any more: all requests of callers that gave up have been
-/// executed.
+/// The remaining cost of each key, once nothing changes any more: all requests of callers that gave
+/// up have been executed.
 async fn left(store: &Any, limit: &Limit<AnyAlgorithm>) -> Vec<u64> {
     let (mut before, mut same) = (Vec::new(), 0);
     while same < 10 {

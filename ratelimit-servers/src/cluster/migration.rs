@@ -12,8 +12,8 @@ const KEYS_AT_ONCE: &str = "100";
 const MIGRATE_TIMEOUT_MS: &str = "5000";
 
 impl RedisCluster {
-    /// Moves a slot with all its keys to a master, and returns when all running nodes know. Does nothing if
-    /// that master already owns the slot.
+    /// Moves a slot with all its keys to a master, and returns when all running nodes know. Does
+    /// nothing if that master already owns the slot.
     ///
     /// # Errors
     /// The error that a node replied.
@@ -26,11 +26,11 @@ impl RedisCluster {
         self.finish(slot, to)
     }
 
-    /// Begins to migrate a slot and leaves the migration incomplete: its keys stay where they are until
-    /// [`move_key`](Self::move_key) or [`finish_migration`](Self::finish_migration).
+    /// Begins to migrate a slot and leaves the migration incomplete: its keys stay where they are
+    /// until [`move_key`](Self::move_key) or [`finish_migration`](Self::finish_migration).
     ///
-    /// Until then the old node serves the keys that it still has and answers `ASK` for those that it does not
-    /// have; it answers `TRYAGAIN` to a command on some of both.
+    /// Until then the old node serves the keys that it still has and answers `ASK` for those that
+    /// it does not have; it answers `TRYAGAIN` to a command on some of both.
     ///
     /// # Errors
     /// The slot is already there, or the error that a node replied.
@@ -64,8 +64,8 @@ impl RedisCluster {
         self.move_keys(&mut client, to, &[key.as_bytes()])
     }
 
-    /// Moves the remaining keys of a migrating slot, assigns the slot to the target, and returns when all
-    /// running nodes know.
+    /// Moves the remaining keys of a migrating slot, assigns the slot to the target, and returns
+    /// when all running nodes know.
     ///
     /// # Errors
     /// The error that a node replied.
@@ -93,16 +93,18 @@ impl RedisCluster {
         self.settle(slot, to)
     }
 
-    /// Serializes key moves and slot changes, because several tests may use one cluster concurrently.
+    /// Serializes key moves and slot changes, because several tests may use one cluster
+    /// concurrently.
     ///
-    /// Two nodes that move keys to each other block each other until they count as dead. A node whose epoch
-    /// rises because it gained a slot reclaims another slot that it is giving away: the new owner claims that
-    /// one with a lower epoch, yields, and deletes the keys that it received.
+    /// Two nodes that move keys to each other block each other until they count as dead. A node
+    /// whose epoch rises because it gained a slot reclaims another slot that it is giving away: the
+    /// new owner claims that one with a lower epoch, yields, and deletes the keys that it received.
     pub(super) fn alone(&self) -> MutexGuard<'_, ()> {
         self.one_at_a_time.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Checks that a node knows the epochs of all running masters, so that its next claim has a higher one.
+    /// Checks that a node knows the epochs of all running masters, so that its next claim has a
+    /// higher one.
     pub(super) fn knows_all_epochs(&self, node: usize) -> Result<(), String> {
         let masters = self.running_masters()?;
         masters.into_iter().try_for_each(|master| self.knows_epoch(node, master).map(drop))
@@ -137,8 +139,8 @@ impl RedisCluster {
         })
     }
 
-    /// Tells the masters that do not know a slot's owner. An old message, such as one of a node elected
-    /// meanwhile, may have overwritten what they knew.
+    /// Tells the masters that do not know a slot's owner. An old message, such as one of a node
+    /// elected meanwhile, may have overwritten what they knew.
     fn insist(&self, slot: u16, to: usize) -> Result<(), String> {
         let mut masters = self.running_masters()?;
         masters.sort_by_key(|node| *node != to);
@@ -148,7 +150,8 @@ impl RedisCluster {
                 self.set_slot(node, slot, &["NODE", self.id(to)])?;
             }
         }
-        // Replicas take no such command: they believe the highest epoch, which this gives to the owner.
+        // Replicas take no such command: they believe the highest epoch, which this gives to the
+        // owner.
         self.nodes[to].command(&["CLUSTER", "BUMPEPOCH"])?.ok().map(drop)
     }
 
@@ -195,9 +198,9 @@ impl RedisCluster {
         Ok(reply.as_text() != Some("NOKEY"))
     }
 
-    /// Checks that every running node sees this owner of the slot with its current epoch, and that this epoch
-    /// is the highest. A node that knows the owner but not the epoch would still believe an old message of the
-    /// previous owner.
+    /// Checks that every running node sees this owner of the slot with its current epoch, and that
+    /// this epoch is the highest. A node that knows the owner but not the epoch would still believe
+    /// an old message of the previous owner.
     fn all_see(&self, slot: u16, to: usize) -> Result<(), String> {
         for (node, _) in self.running() {
             self.sees(node, slot, to)?;
@@ -232,8 +235,8 @@ mod tests {
         let from = cluster.master_of(slot).expect("an owner");
         let to = (from + 1) % 3;
         let old = &cluster.nodes[from];
-        // The old node assigns the slot to the new one, while the others assign it to the old one, which has
-        // the highest epoch.
+        // The old node assigns the slot to the new one, while the others assign it to the old one,
+        // which has the highest epoch.
         old.command(&["CLUSTER", "BUMPEPOCH"]).expect("a reply").ok().expect("bumped");
         cluster.set_slot(from, slot, &["NODE", cluster.id(to)]).expect("the node obeys");
         assert!(cluster.master_of(slot).is_err(), "no node claims it");

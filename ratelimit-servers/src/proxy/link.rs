@@ -23,7 +23,8 @@ struct Talk {
     due: VecDeque<Fate>,
     /// Whether replies have been taken and are on their way to the client.
     handing_on: bool,
-    /// Whether the connection no longer alternates requests and replies: everything passes unchanged.
+    /// Whether the connection no longer alternates requests and replies: everything passes
+    /// unchanged.
     opaque: bool,
 }
 

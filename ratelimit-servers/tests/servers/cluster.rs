@@ -1,5 +1,6 @@
-//! A cluster says truly in which slot a key lies, and forgets all scripts. That it starts, loses nodes and recovers them, and that slots
-//! move at every pace with their keys, the tests of `ratelimit-redis` rely on in `topology`.
+//! A cluster says truly in which slot a key lies, and forgets all scripts. That it starts, loses
+//! nodes and recovers them, and that slots move at every pace with their keys, the tests of
+//! `ratelimit-redis` rely on in `topology`.
 
 use ratelimit_servers::{RedisCluster, RedisServer, RespValue};
 

@@ -17,7 +17,8 @@ fn runs(pid: u32) -> bool {
     Path::new(&format!("/proc/{pid}")).exists()
 }
 
-/// Starts this test binary as a child process, lets it end once its servers run, and waits until nothing remains of it.
+/// Starts this test binary as a child process, lets it end once its servers run, and waits until
+/// nothing remains of it.
 fn leaves_nothing(end: &str) {
     let name = format!("ratelimit-testkit-ends-{end}-{}", std::process::id());
     let directory = std::env::temp_dir().join(name);

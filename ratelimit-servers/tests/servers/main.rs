@@ -1,4 +1,5 @@
-//! Servers, clusters, sentinels and proxies do what tests rely on. One program, so that the shared parts compile once.
+//! Servers, clusters, sentinels and proxies do what tests rely on. One program, so that the shared
+//! parts compile once.
 #![cfg(unix)]
 #![allow(clippy::expect_used, clippy::panic, missing_docs, reason = "tests")]
 

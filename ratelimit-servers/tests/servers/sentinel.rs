@@ -1,5 +1,6 @@
-//! Sentinels fail over on command, whatever keeps them from it at first. That they name a master, and another one when it dies or
-//! hangs, `topology::faults` in the tests of `ratelimit-redis` relies on.
+//! Sentinels fail over on command, whatever keeps them from it at first. That they name a master,
+//! and another one when it dies or hangs, `topology::faults` in the tests of `ratelimit-redis`
+//! relies on.
 
 use std::thread;
 use std::time::{Duration, Instant};

@@ -1,4 +1,5 @@
-//! Servers say why they do not start. That they start, stop and start again on their port, the tests of `ratelimit-redis` rely on.
+//! Servers say why they do not start. That they start, stop and start again on their port, the
+//! tests of `ratelimit-redis` rely on.
 
 use ratelimit_servers::RedisServer;
 

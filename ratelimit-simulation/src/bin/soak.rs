@@ -1,5 +1,5 @@
-//! Runs clients, faults and the checkers of histories for so many minutes, in bounded memory, and tells the counts of decisions and
-//! violations:
+//! Runs clients, faults and the checkers of histories for so many minutes, in bounded memory, and
+//! tells the counts of decisions and violations:
 //!
 //! ```console
 //! $ cargo run --release -p ratelimit-simulation --bin soak MINUTES [PART…]

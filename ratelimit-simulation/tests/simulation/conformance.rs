@@ -1,5 +1,5 @@
-//! The model of Redis decides as the pure step does, in the modes of scripts, as the servers do: what the store finds in a
-//! simulation it would find on a server.
+//! The model of Redis decides as the pure step does, in the modes of scripts, as the servers do:
+//! what the store finds in a simulation it would find on a server.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -131,7 +131,8 @@ mod on_a_cluster {
     conformance_on!(cas, ClusterCas, 3, Cas, RedisStore::builder().cas(), batches);
 }
 
-/// The server's clock has whole milliseconds for a key's life. Half a millisecond before the wait is over, the state is still there.
+/// The server's clock has whole milliseconds for a key's life. Half a millisecond before the wait
+/// is over, the state is still there.
 #[test]
 fn a_state_is_kept_to_its_last_microsecond() {
     for limit in ["gcra 1/10500us burst 1", "sliding-log 1/10500us", "window-log 1/10500us"] {

@@ -1,4 +1,5 @@
-//! A few nodes without layers: some order explains every answer, field by field, whatever the network does meanwhile.
+//! A few nodes without layers: some order explains every answer, field by field, whatever the
+//! network does meanwhile.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
@@ -108,7 +109,8 @@ async fn begin(plan: Plan) -> Result<Counts, String> {
         server
     };
     let network = Network::new((0..plan.servers).map(server).collect(), random.u64(..));
-    // Where nodes compare and set, callers of a key take turns, of several trips each, within the deadline.
+    // Where nodes compare and set, callers of a key take turns, of several trips each, within the
+    // deadline.
     let most_ms = if plan.compares { 12 } else { 40 };
     let way = Duration::from_millis(random.u64(..most_ms));
     let mut faults = Faults { way, ..Faults::default() };
@@ -163,7 +165,8 @@ impl World {
         Timestamp::saturating_from_us(self.network.servers()[server].now_us())
     }
 
-    /// What is recorded of a request, whose caller gives up after some time; nothing if it was certainly not charged.
+    /// What is recorded of a request, whose caller gives up after some time; nothing if it was
+    /// certainly not charged.
     async fn ask(
         &self,
         store: &dyn DynStore<AnyAlgorithm>,
@@ -236,7 +239,8 @@ impl World {
             }
         }
         let times = self.network.servers().iter().flat_map(ModelServer::times_us);
-        // A request that the store refuses by itself is decided at a time at which no server executes anything.
+        // A request that the store refuses by itself is decided at a time at which no server
+        // executes anything.
         let asked = events.iter().map(|event| event.clock[0]);
         let mut times: Vec<_> = times.map(Timestamp::saturating_from_us).chain(asked).collect();
         times.sort_unstable();

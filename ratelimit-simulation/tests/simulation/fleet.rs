@@ -1,5 +1,6 @@
-//! Whole services: flights, a denial cache, allotments, a fallback, waiters and HTTP layers on every node, up to hundreds of
-//! nodes. What the limits promise of all of them together holds in every interval, and all is well again after the faults.
+//! Whole services: flights, a denial cache, allotments, a fallback, waiters and HTTP layers on
+//! every node, up to hundreds of nodes. What the limits promise of all of them together holds in
+//! every interval, and all is well again after the faults.
 
 mod check;
 mod node;

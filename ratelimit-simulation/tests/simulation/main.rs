@@ -70,7 +70,8 @@ fn simulated<F: Future>(seed: u64, run: F) -> F::Output {
     runtime.expect("a runtime").block_on(run)
 }
 
-/// Runs the plans of all seeds, and prints what they show. A plan that breaks a bound fails with its seed.
+/// Runs the plans of all seeds, and prints what they show. A plan that breaks a bound fails with
+/// its seed.
 fn run_all<P: Debug>(
     plan: impl Fn(u64) -> P + Sync,
     run: impl Fn(&P) -> Result<Counts, String> + Sync,

@@ -1,5 +1,5 @@
-//! A server of a cluster that nothing reaches takes away its own keys, behind a fallback. A server removes what has ended, and
-//! nothing else.
+//! A server of a cluster that nothing reaches takes away its own keys, behind a fallback. A server
+//! removes what has ended, and nothing else.
 
 use std::time::Duration;
 
@@ -12,8 +12,8 @@ use ratelimit_simulation::{ModelConnection, ModelServer, Network};
 use crate::shared::BEGIN;
 use crate::simulated;
 
-/// Asks about many keys: those of a server that is away are decided by the fallback, and no others. Returns how many were
-/// its keys, and how many were not.
+/// Asks about many keys: those of a server that is away are decided by the fallback, and no others.
+/// Returns how many were its keys, and how many were not.
 pub(crate) async fn run(network: &std::sync::Arc<Network>, away: usize) -> [usize; 2] {
     let limit = Limits::builder().limit("hourly", Gcra::per_hour(100));
     let limits = limit.on_outage(OnOutage::Closed).build().expect("limits");
@@ -38,7 +38,8 @@ pub(crate) async fn run(network: &std::sync::Arc<Network>, away: usize) -> [usiz
     counts
 }
 
-/// A day's charge makes the shared key live for longer, so the script looks for fields that have ended.
+/// A day's charge makes the shared key live for longer, so the script looks for fields that have
+/// ended.
 #[test]
 fn a_window_counts_until_its_end_beside_a_charge_that_sweeps_its_key() {
     let limit = |name, words: &str| -> Limit<AnyAlgorithm> {

@@ -1,5 +1,6 @@
-//! Requests that share calls are not slower than requests that go alone, however long the way to the server is. In this model
-//! the client does all work in no time, so that only the server's work and the way count.
+//! Requests that share calls are not slower than requests that go alone, however long the way to
+//! the server is. In this model the client does all work in no time, so that only the server's work
+//! and the way count.
 
 use std::cell::Cell;
 use std::rc::Rc;
@@ -15,8 +16,8 @@ use tokio::sync::Mutex;
 use tokio::task::LocalSet;
 use tokio::time::{Instant, sleep};
 
-/// All times are a hundred times as long as on a network, since timers count milliseconds: what a call costs the server, and
-/// what each key in it costs more.
+/// All times are a hundred times as long as on a network, since timers count milliseconds: what a
+/// call costs the server, and what each key in it costs more.
 const PER_CALL: Duration = Duration::from_micros(700);
 const PER_KEY: Duration = Duration::from_micros(300);
 const TASKS: u32 = 200;
@@ -24,7 +25,8 @@ const TASKS: u32 = 200;
 const LEARNS: u32 = 24;
 const TURNS: u32 = 8;
 
-/// A way of this length to a server that executes one call after the other. The way holds no call back.
+/// A way of this length to a server that executes one call after the other. The way holds no call
+/// back.
 struct Way {
     inner: ModelConnection,
     there: Duration,

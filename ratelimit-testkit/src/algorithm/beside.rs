@@ -9,8 +9,8 @@ use crate::algorithm::laws::later;
 use crate::algorithm::walk::{Walk, WalkStep};
 use crate::law::{LawResult, ensure};
 
-/// Law 11: what this limit charged, another limit lowers by no more than it gives back, and by nothing if it charges. An
-/// acquire is excepted: it takes the state over.
+/// Law 11: what this limit charged, another limit lowers by no more than it gives back, and by
+/// nothing if it charges. An acquire is excepted: it takes the state over.
 pub(crate) fn another_limit_forgives_nothing<H: AlgorithmHarness>(
     walk: &mut Walk<'_, H::Algorithm>,
 ) -> LawResult {
@@ -69,7 +69,8 @@ fn of_cost<A: InMemory>(
     Ok(())
 }
 
-/// Checks that a step of the other limit lowers what this limit holds by no more than it gives back.
+/// Checks that a step of the other limit lowers what this limit holds by no more than it gives
+/// back.
 fn forgives<A: InMemory>(
     walk: &Walk<'_, A>,
     state: &A::State,
@@ -106,8 +107,8 @@ fn differ_in_numbers<A: Algorithm>(one: &A, other: &A) -> bool {
     window_us(one).is_some_and(|us| Some(us) == window_us(other))
 }
 
-/// What a store keeps while reservations are made and settled, and what it would keep if what was used of them, always the first
-/// part, had been charged alone.
+/// What a store keeps while reservations are made and settled, and what it would keep if what was
+/// used of them, always the first part, had been charged alone.
 struct Settling<'a, A: Algorithm> {
     limit: &'a A,
     kept: Option<A::State>,
@@ -181,8 +182,9 @@ impl<A: Algorithm> Settling<'_, A> {
 /// From this capacity on, a limit may refill in ticks of up to a second.
 const LARGE: u64 = 1 << 26;
 
-/// Laws 11 and 13: a settlement never leaves more than if what was used had been charged alone, at the times of the charges: also
-/// of a reservation that was extended, and after the limit's numbers have changed.
+/// Laws 11 and 13: a settlement never leaves more than if what was used had been charged alone, at
+/// the times of the charges: also of a reservation that was extended, and after the limit's numbers
+/// have changed.
 pub(crate) fn settlements_create_nothing<H: AlgorithmHarness>(
     walk: &mut Walk<'_, H::Algorithm>,
 ) -> LawResult {

@@ -1,5 +1,5 @@
-//! The laws of an algorithm alone. Each states a clause of the contract of [`Algorithm`] and is checked in
-//! every state that a walk reaches.
+//! The laws of an algorithm alone. Each states a clause of the contract of [`Algorithm`] and is
+//! checked in every state that a walk reaches.
 
 use ratelimit_core::algorithm::{Compact, InMemory, MAX_INTEGER, Write};
 use ratelimit_core::store::{Op, Reservation};
@@ -14,7 +14,8 @@ pub(crate) fn later(at: Timestamp, us: u64) -> Option<Timestamp> {
     at.as_us().checked_add(us).and_then(Timestamp::from_us)
 }
 
-/// Law 1: no moment admits more than the capacity, and no stretch of time more than the harness allows.
+/// Law 1: no moment admits more than the capacity, and no stretch of time more than the harness
+/// allows.
 pub(crate) fn never_admits_more_than_its_bound<H: AlgorithmHarness>(
     walk: &mut Walk<'_, H::Algorithm>,
 ) -> LawResult {
@@ -47,8 +48,8 @@ pub(crate) fn never_admits_more_than_its_bound<H: AlgorithmHarness>(
     Ok(())
 }
 
-/// Law 2: the reported remaining units fit, one unit more does not, and after a charge as much is left as the
-/// decision reported.
+/// Law 2: the reported remaining units fit, one unit more does not, and after a charge as much is
+/// left as the decision reported.
 pub(crate) fn what_is_left_is_what_fits<H: AlgorithmHarness>(
     walk: &mut Walk<'_, H::Algorithm>,
 ) -> LawResult {
@@ -96,14 +97,14 @@ pub(crate) fn what_is_left_is_what_fits<H: AlgorithmHarness>(
     Ok(())
 }
 
-/// Law 1 for refunds and forced charges: a refund returns at most its cost and never exceeds the limit; a
-/// forced charge takes its cost or everything that is left.
+/// Law 1 for refunds and forced charges: a refund returns at most its cost and never exceeds the
+/// limit; a forced charge takes its cost or everything that is left.
 pub(crate) fn refunds_and_forced_charges_are_exact<H: AlgorithmHarness>(
     walk: &mut Walk<'_, H::Algorithm>,
 ) -> LawResult {
     while let Some(asked) = walk.go() {
-        // A refund returns the newest charges first; after the clock has gone back, those carry the state's
-        // time.
+        // A refund returns the newest charges first; after the clock has gone back, those carry the
+        // state's time.
         let at = walk.latest.max(asked.at);
         let (algorithm, state) = (walk.algorithm(), walk.state.as_ref());
         let left = walk.decision(at, 0).remaining;
@@ -131,9 +132,9 @@ pub(crate) fn refunds_and_forced_charges_are_exact<H: AlgorithmHarness>(
     Ok(())
 }
 
-/// Law 3: a request denied with `retry_after = d` is admitted at `now + d` and still denied one microsecond
-/// before; with `None` it is never admitted. `reset_after` counts down to the moment at which the key decides
-/// as a new one. A state that never expires has no reset to check.
+/// Law 3: a request denied with `retry_after = d` is admitted at `now + d` and still denied one
+/// microsecond before; with `None` it is never admitted. `reset_after` counts down to the moment at
+/// which the key decides as a new one. A state that never expires has no reset to check.
 pub(crate) fn retry_after_is_honest<H: AlgorithmHarness>(
     walk: &mut Walk<'_, H::Algorithm>,
 ) -> LawResult {
@@ -217,8 +218,8 @@ fn resets<A: Algorithm>(walk: &Walk<'_, A>, at: Timestamp, got: &Decision) -> La
     Ok(())
 }
 
-/// Law 4: a denial writes nothing. Where attempts are counted, it leaves no more than before, and blocks for no
-/// shorter.
+/// Law 4: a denial writes nothing. Where attempts are counted, it leaves no more than before, and
+/// blocks for no shorter.
 pub(crate) fn a_denial_charges_nothing<H: AlgorithmHarness>(
     walk: &mut Walk<'_, H::Algorithm>,
 ) -> LawResult {
@@ -251,7 +252,8 @@ pub(crate) fn a_denial_charges_nothing<H: AlgorithmHarness>(
     Ok(())
 }
 
-/// Law 5: from the microsecond of its expiry on, a state decides as an absent one and leads to the same states.
+/// Law 5: from the microsecond of its expiry on, a state decides as an absent one and leads to the
+/// same states.
 pub(crate) fn expired_is_absent<H: AlgorithmHarness>(
     walk: &mut Walk<'_, H::Algorithm>,
 ) -> LawResult {
@@ -280,8 +282,8 @@ pub(crate) fn expired_is_absent<H: AlgorithmHarness>(
     Ok(())
 }
 
-/// Law 6: at a time before the state's, no more is left than at the state's time, and what is taken then stays
-/// taken.
+/// Law 6: at a time before the state's, no more is left than at the state's time, and what is taken
+/// then stays taken.
 pub(crate) fn time_going_back_mints_nothing<H: AlgorithmHarness>(
     walk: &mut Walk<'_, H::Algorithm>,
 ) -> LawResult {
@@ -323,8 +325,8 @@ pub(crate) fn time_going_back_mints_nothing<H: AlgorithmHarness>(
     Ok(())
 }
 
-/// Law 8: cost 0 is allowed, writes nothing and reports the current state; a new key has its full capacity at
-/// any time.
+/// Law 8: cost 0 is allowed, writes nothing and reports the current state; a new key has its full
+/// capacity at any time.
 pub(crate) fn cost_zero_is_a_peek<H: AlgorithmHarness>(
     walk: &mut Walk<'_, H::Algorithm>,
 ) -> LawResult {
@@ -359,8 +361,8 @@ pub(crate) fn cost_zero_is_a_peek<H: AlgorithmHarness>(
     Ok(())
 }
 
-/// Law 11: a state written under another limit admits no more than this limit's capacity, and blocks a key no
-/// longer than this limit takes to recover from empty.
+/// Law 11: a state written under another limit admits no more than this limit's capacity, and
+/// blocks a key no longer than this limit takes to recover from empty.
 pub(crate) fn changing_a_limit_is_safe<H: AlgorithmHarness>(
     walk: &mut Walk<'_, H::Algorithm>,
 ) -> LawResult {
@@ -368,7 +370,8 @@ pub(crate) fn changing_a_limit_is_safe<H: AlgorithmHarness>(
     let capacity = new.algorithm().capacity();
     let mut longest = None;
     while walk.go().is_some() {
-        // After the clock has gone back, charges count for that much longer, so the latest time is used.
+        // After the clock has gone back, charges count for that much longer, so the latest time is
+        // used.
         let (at, state) = (walk.latest, walk.state.as_ref());
         let message = |what: &str, got: &Decision| {
             let (old, new) = (walk.text, walk.other_text);
@@ -420,9 +423,9 @@ const WINDOWS: usize = 10;
 const CHARGES: usize = 100;
 
 impl<S: Clone> Longest<S> {
-    /// Takes the time from the harness or measures it on drained keys: by one charge, by one forced charge, and
-    /// by as many charges as the limit admits. Each measurement begins where the one before has recovered,
-    /// because windows begin there.
+    /// Takes the time from the harness or measures it on drained keys: by one charge, by one forced
+    /// charge, and by as many charges as the limit admits. Each measurement begins where the one
+    /// before has recovered, because windows begin there.
     fn of<H: AlgorithmHarness<Algorithm: Algorithm<State = S>>>(
         limit: &H::Algorithm,
         at: Timestamp,
@@ -457,7 +460,8 @@ impl<S: Clone> Longest<S> {
         Self { drained, reset_us }
     }
 
-    /// The longest wait for a cost: a recovery, or longer where so much is available at some times only.
+    /// The longest wait for a cost: a recovery, or longer where so much is available at some times
+    /// only.
     fn retry_us<A: Algorithm<State = S>>(&self, limit: &A, cost: u64) -> Option<u64> {
         let waits = self
             .drained
@@ -472,7 +476,8 @@ impl<S: Clone> Longest<S> {
 const MOMENTS: [Timestamp; 3] =
     [Timestamp::ZERO, Timestamp::saturating_from_us(1_795_218_392_123_456), Timestamp::MAX];
 
-/// Law 6: no state, time or cost causes a panic, and neither does a compact state that no step has written.
+/// Law 6: no state, time or cost causes a panic, and neither does a compact state that no step has
+/// written.
 #[allow(clippy::unnecessary_wraps, reason = "a law among others")]
 pub(crate) fn never_panics<H: AlgorithmHarness>(walk: &mut Walk<'_, H::Algorithm>) -> LawResult {
     while let Some(asked) = walk.next() {

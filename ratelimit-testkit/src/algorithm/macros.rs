@@ -37,11 +37,12 @@
 /// ```
 ///
 /// The macro expands to a module of that name with a test per law, such as
-/// `once_ever::a_denial_charges_nothing`. Its submodule `in_the_reference_store` tests batches, ids and
-/// concurrent tasks.
+/// `once_ever::a_denial_charges_nothing`. Its submodule `in_the_reference_store` tests batches, ids
+/// and concurrent tasks.
 ///
-/// `algorithm_conformance!(name, MyHarness);` takes an [`AlgorithmHarness`](crate::AlgorithmHarness) instead,
-/// which can state more. After either form, `on MyStoreHarness` replaces the reference store by your own, a
+/// `algorithm_conformance!(name, MyHarness);` takes an
+/// [`AlgorithmHarness`](crate::AlgorithmHarness) instead, which can state more. After either form,
+/// `on MyStoreHarness` replaces the reference store by your own, a
 /// [`Harness<OnceEver>`](crate::Harness), in the submodule `in_its_store`:
 ///
 /// ```
@@ -56,10 +57,11 @@
 /// # fn main() {}
 /// ```
 ///
-/// A test that does not apply to the algorithm, such as one of reservations where charges cannot be reserved,
-/// reports itself as skipped on standard error, by its name. A failing test prints
-/// its case as a call of [`algorithm_regression`](crate::algorithm_regression): paste it as a named test. Until the case is
-/// fixed, its seed under `proptest-regressions/` of the calling crate tries it first.
+/// A test that does not apply to the algorithm, such as one of reservations where charges cannot be
+/// reserved, reports itself as skipped on standard error, by its name. A failing test prints its
+/// case as a call of [`algorithm_regression`](crate::algorithm_regression): paste it as a named
+/// test. Until the case is fixed, its seed under `proptest-regressions/` of the calling crate tries
+/// it first.
 #[macro_export]
 macro_rules! algorithm_conformance {
     ($name:ident, $algorithm:ty, [$($limit:expr),+ $(,)?] $(, on $harness:ty)?) => {

@@ -45,8 +45,9 @@ fn kind<S>(write: &Write<S>) -> (&'static str, Option<Timestamp>) {
     }
 }
 
-/// Law 10: `step_in_place`, `step_compact` and `step_fast` decide and write what `step` does; a state survives the round
-/// trip through its compact form. `debt`, `owed`, `forgiven` and `filled` tell what the steps do.
+/// Law 10: `step_in_place`, `step_compact` and `step_fast` decide and write what `step` does; a
+/// state survives the round trip through its compact form. `debt`, `owed`, `forgiven` and `filled`
+/// tell what the steps do.
 pub(crate) fn shortcuts_agree_with_the_step<H: AlgorithmHarness>(
     walk: &mut Walk<'_, H::Algorithm>,
 ) -> LawResult {
@@ -98,8 +99,8 @@ fn leaves_the_same<A: InMemory>(
     })
 }
 
-/// Checks `debt`, `owed`, `forgiven` and `filled` by forced charges. An algorithm that passes its calls on to another one and
-/// forgets one of these methods has its default instead.
+/// Checks `debt`, `owed`, `forgiven` and `filled` by forced charges. An algorithm that passes its
+/// calls on to another one and forgets one of these methods has its default instead.
 fn owes_what_is_charged<A: InMemory>(walk: &Walk<'_, A>) -> LawResult {
     let (algorithm, at, state) = (walk.algorithm(), walk.latest, walk.state.as_ref());
     let now = |state: Option<&A::State>| algorithm.step(state, at, 0).decision;
@@ -215,8 +216,8 @@ fn agrees<A: InMemory>(
 /// How much longer than it matters a state may be kept: as in a store.
 const SLACK_US: u64 = 2_000_000;
 
-/// Law 9: a step leaves no more entries than announced, the caller's metadata is kept and changes no decision, and a state
-/// expires when it stops mattering.
+/// Law 9: a step leaves no more entries than announced, the caller's metadata is kept and changes
+/// no decision, and a state expires when it stops mattering.
 pub(crate) fn entries_and_metadata_are_accounted_for<H: AlgorithmHarness>(
     walk: &mut Walk<'_, H::Algorithm>,
 ) -> LawResult {
@@ -256,9 +257,9 @@ pub(crate) fn entries_and_metadata_are_accounted_for<H: AlgorithmHarness>(
     Ok(())
 }
 
-/// Law 13: a reservation settled at 0 at once leaves the state as if nothing had been charged; settled at its
-/// charge, it changes nothing. A settlement returns at most the excess, and nothing that has already refilled.
-/// A renewal returns nothing.
+/// Law 13: a reservation settled at 0 at once leaves the state as if nothing had been charged;
+/// settled at its charge, it changes nothing. A settlement returns at most the excess, and nothing
+/// that has already refilled. A renewal returns nothing.
 pub(crate) fn a_reservation_is_settled_once<H: AlgorithmHarness>(
     walk: &mut Walk<'_, H::Algorithm>,
 ) -> LawResult {

@@ -81,7 +81,8 @@ impl<'a, A: Algorithm> Walk<'a, A> {
         Some(if able { asked } else { WalkStep { op: Op::Acquire, ..asked } })
     }
 
-    /// The step that the algorithm takes from the current state; `None` for an unsupported operation.
+    /// The step that the algorithm takes from the current state; `None` for an unsupported
+    /// operation.
     fn stepped(&self, WalkStep { at, op, cost }: &WalkStep) -> Option<Step<A::State>> {
         let (algorithm, state) = (self.algorithm(), self.state.as_ref());
         match op {
@@ -136,7 +137,8 @@ impl<'a, A: Algorithm> Walk<'a, A> {
         [0, 1, 2, capacity.div_ceil(2), capacity, capacity.saturating_add(1)]
     }
 
-    /// Compares two states from a moment on: says at which time and cost they first decide differently.
+    /// Compares two states from a moment on: says at which time and cost they first decide
+    /// differently.
     pub(crate) fn alike(
         &self,
         one: Option<&A::State>,

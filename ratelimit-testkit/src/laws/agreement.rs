@@ -10,8 +10,9 @@ use crate::oracle::summary;
 use crate::pure::PureStore;
 use crate::trace::{Ask, Trace, TraceRequest};
 
-/// Law 10, and with it what the algorithm keeps of the other laws: the store answers every request as the pure step does, field
-/// by field and errors with their messages, and keeps the same states. A request with an id is sent twice, and executed once.
+/// Law 10, and with it what the algorithm keeps of the other laws: the store answers every request
+/// as the pure step does, field by field and errors with their messages, and keeps the same states.
+/// A request with an id is sent twice, and executed once.
 pub(crate) async fn agrees<A: Algorithm>(subject: &Subject<'_, A>, trace: &Trace<A>) -> LawResult {
     let pure = PureStore::new();
     for request in trace.requests.iter().chain(&renewals(subject, trace)) {
@@ -22,7 +23,8 @@ pub(crate) async fn agrees<A: Algorithm>(subject: &Subject<'_, A>, trace: &Trace
     Ok(())
 }
 
-/// Leases on two keys that are renewed together, again and again, after a trace with such a limit: drawn requests do that rarely.
+/// Leases on two keys that are renewed together, again and again, after a trace with such a limit:
+/// drawn requests do that rarely.
 fn renewals<A: Algorithm>(subject: &Subject<'_, A>, trace: &Trace<A>) -> Vec<TraceRequest> {
     let lacks = subject.able.lacks([
         Capability::Reservations,
@@ -41,7 +43,8 @@ fn renewals<A: Algorithm>(subject: &Subject<'_, A>, trace: &Trace<A>) -> Vec<Tra
     requests.map(request).collect()
 }
 
-/// Checks an answer, and what the request has left of its keys. At the store's own time, its clock says what the request does.
+/// Checks an answer, and what the request has left of its keys. At the store's own time, its clock
+/// says what the request does.
 pub(crate) async fn agrees_on<A: Algorithm>(
     subject: &Subject<'_, A>,
     pure: &PureStore<A>,

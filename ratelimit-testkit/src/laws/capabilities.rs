@@ -14,8 +14,8 @@ use crate::trace::{Ask, TraceRequest};
 const AT: Timestamp = Timestamp::saturating_from_us(1_795_218_392_123_457);
 const ID: ReservationId = ReservationId::new(10);
 
-/// Law 10: the store supports, on limits of this scope, everything that its harness does not list as lacking.
-/// It refuses the rest as unsupported, where a refusal can be observed.
+/// Law 10: the store supports, on limits of this scope, everything that its harness does not list
+/// as lacking. It refuses the rest as unsupported, where a refusal can be observed.
 pub(crate) async fn it_can_do_what_it_claims(
     subject: &Subject<'_, AnyAlgorithm>,
     scope: Scope,

@@ -1,4 +1,5 @@
-//! Law 11: two limits of one name in turn; and, for stores that charge before they read, a limit that was changed.
+//! Law 11: two limits of one name in turn; and, for stores that charge before they read, a limit
+//! that was changed.
 
 use ratelimit_core::store::{Now, Op};
 use ratelimit_core::{Algorithm, AnyAlgorithm, Decision, Limit, ReservationId, Timestamp};
@@ -74,8 +75,9 @@ impl Turns<'_, '_> {
     }
 }
 
-/// Law 11: a caller of two limits of one name in turn is admitted at most the sum of both, of other algorithms or windows as well;
-/// what one of these reserves, the other neither settles nor forgets.
+/// Law 11: a caller of two limits of one name in turn is admitted at most the sum of both, of other
+/// algorithms or windows as well; what one of these reserves, the other neither settles nor
+/// forgets.
 pub(crate) async fn two_limits_in_turn_admit_their_sum(
     subject: &Subject<'_, AnyAlgorithm>,
     pair: [Instance<AnyAlgorithm>; 2],
@@ -118,9 +120,10 @@ pub(crate) async fn two_limits_in_turn_admit_their_sum(
     Ok(())
 }
 
-/// Law 11: a state written under an old limit of the same name admits no more than the new capacity, and blocks no longer than
-/// the new limit takes to recover from empty. Stores with [`Capability::Changes`](crate::Capability::Changes) agree with the pure
-/// step instead, which keeps the law.
+/// Law 11: a state written under an old limit of the same name admits no more than the new
+/// capacity, and blocks no longer than the new limit takes to recover from empty. Stores with
+/// [`Capability::Changes`](crate::Capability::Changes) agree with the pure step instead, which
+/// keeps the law.
 pub(crate) async fn a_changed_limit_is_safe(
     subject: &Subject<'_, AnyAlgorithm>,
     trace: &Trace<AnyAlgorithm>,

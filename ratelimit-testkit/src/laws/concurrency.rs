@@ -48,9 +48,10 @@ pub(crate) fn limits_of(
     })
 }
 
-/// Law 1 under concurrency, linearizability in short: many tasks on several threads ask for one key at one moment, and as many
-/// are admitted as the pure step admits one after the other. If they ask together, some tasks ask for two limits at
-/// once, in either order. A limit that counts attempts has admitted what it would alone, even in a batch that the other denied.
+/// Law 1 under concurrency, linearizability in short: many tasks on several threads ask for one key
+/// at one moment, and as many are admitted as the pure step admits one after the other. If they ask
+/// together, some tasks ask for two limits at once, in either order. A limit that counts attempts
+/// has admitted what it would alone, even in a batch that the other denied.
 ///
 /// This function is not a future: it runs its own tasks.
 pub(crate) fn many_tasks_are_admitted_exactly_the_limit<A: Algorithm>(
@@ -62,9 +63,10 @@ pub(crate) fn many_tasks_are_admitted_exactly_the_limit<A: Algorithm>(
     rush.is_exact(rush.admitted(|| {}, |_| None)?)
 }
 
-/// The same at the store's own time, on limits that do not refill during the test. Then the clock moves before each request, if it
-/// can be set, and no task waits for longer than a limit takes to recover: a store that read its clock before it had the key would
-/// decide some at a time before the state's.
+/// The same at the store's own time, on limits that do not refill during the test. Then the clock
+/// moves before each request, if it can be set, and no task waits for longer than a limit takes to
+/// recover: a store that read its clock before it had the key would decide some at a time before
+/// the state's.
 pub(crate) fn many_tasks_are_admitted_at_the_stores_own_time(
     subject: &Subject<'_, AnyAlgorithm>,
     pair: [Scope; 2],
@@ -95,8 +97,8 @@ pub(crate) fn many_tasks_are_admitted_at_the_stores_own_time(
     Rush { limits: &quick, ..rush }.admitted(moves, full_us).map(drop)
 }
 
-/// The same after futures that were dropped at their first await: each has charged once or not at all, and stops no later
-/// request. Timeouts and callers that hang up drop futures.
+/// The same after futures that were dropped at their first await: each has charged once or not at
+/// all, and stops no later request. Timeouts and callers that hang up drop futures.
 pub(crate) fn dropped_futures_stop_no_other<A: Algorithm>(
     subject: &Subject<'_, A>,
     limits: &[Limit<A>],
@@ -118,7 +120,8 @@ pub(crate) fn dropped_futures_stop_no_other<A: Algorithm>(
     })
 }
 
-/// So many threads run a race, each with so many tasks of so many requests: few, because the orders of all of them are searched.
+/// So many threads run a race, each with so many tasks of so many requests: few, because the orders
+/// of all of them are searched.
 const RACE_THREADS: usize = 2;
 const RACERS_PER_THREAD: usize = 4;
 const ASKS_PER_RACER: usize = 4;
@@ -126,9 +129,10 @@ const ASKS_PER_RACER: usize = 4;
 /// The steps of the search for an order, most of which take some hundreds.
 const STEPS: usize = 20_000;
 
-/// The same for all operations, also under ids: of tasks that charge, return, settle, extend and forget at one moment, each is
-/// answered as if all had come one after the other, in some order, and so are peeks at what they left. Each race is on a key of
-/// its own: the limits of one key are never apart, as several keys may be in a cluster.
+/// The same for all operations, also under ids: of tasks that charge, return, settle, extend and
+/// forget at one moment, each is answered as if all had come one after the other, in some order,
+/// and so are peeks at what they left. Each race is on a key of its own: the limits of one key are
+/// never apart, as several keys may be in a cluster.
 pub(crate) fn many_tasks_are_answered_in_some_order(
     subject: &Subject<'_, AnyAlgorithm>,
     limits: &[Limit<AnyAlgorithm>; 2],
@@ -198,7 +202,8 @@ struct Rush<'a, A: Algorithm> {
 }
 
 impl<A: Algorithm> Rush<'_, A> {
-    /// The number of requests that each of the limits admits, if none of them waits for longer than it may. `before` runs before each.
+    /// The number of requests that each of the limits admits, if none of them waits for longer than
+    /// it may. `before` runs before each.
     fn admitted(
         &self,
         before: impl Fn() + Sync,
@@ -250,7 +255,8 @@ impl<A: Algorithm> Rush<'_, A> {
         Ok(admitted.map(AtomicU64::into_inner))
     }
 
-    /// Fails unless each of the limits has admitted as much as the pure step admits of as many requests one after the other.
+    /// Fails unless each of the limits has admitted as much as the pure step admits of as many
+    /// requests one after the other.
     fn is_exact(&self, admitted: [u64; 2]) -> LawResult {
         let asked = THREADS * TASKS_PER_THREAD * if self.together { 3 } else { 2 };
         for (position, (limit, admitted)) in self.limits.iter().zip(admitted).enumerate() {

@@ -12,7 +12,8 @@ use crate::laws::Subject;
 use crate::trace::made::{Instance, limit};
 use crate::trace::{Ask, TraceRequest};
 
-/// Identifiers of which some database, driver, script or function takes two for one, beside each other.
+/// Identifiers of which some database, driver, script or function takes two for one, beside each
+/// other.
 const ALIKE: &[&[&str]] = &[
     &["", " ", "  ", "\0", "\t", "a", " a", "a ", "a\0", "a\0b", "a\n", "a\r\nb", "a\u{200b}"],
     &[
@@ -48,14 +49,16 @@ const ALIKE: &[&[&str]] = &[
     &["*", "a*", "?*", "[a-z]", "_", ".*", "a%", "costarring", "liquid", "declinate", "macallums"],
 ];
 
-/// Characters of identifiers that differ at one end or in the middle, at which a store may have cut or hashed them.
+/// Characters of identifiers that differ at one end or in the middle, at which a store may have cut
+/// or hashed them.
 const LENGTHS: [usize; 8] = [16, 32, 64, 128, 129, 255, 1_000, 100_000];
 
 /// Keys that a store which resets by pattern would take for patterns.
 const PATTERNS: [&str; 6] = ["*", "?*", "[a-z]", "a%", "_", ".*"];
 
-/// Names of limits: the first has all identifiers. Some make one text with a separator and a key that the first makes with
-/// another key, some swap with a key, and two differ in the last byte that a name may have.
+/// Names of limits: the first has all identifiers. Some make one text with a separator and a key
+/// that the first makes with another key, some swap with a key, and two differ in the last byte
+/// that a name may have.
 const NAMES: [&str; 11] = [
     "l",
     "l0",
@@ -94,8 +97,9 @@ fn identifiers() -> BTreeSet<String> {
     all
 }
 
-/// Law 10 for similar identifiers: a charge to one never shows in another, however little they differ. A reset of one, even if it
-/// looks like a pattern, resets no other. All limits are of this algorithm.
+/// Law 10 for similar identifiers: a charge to one never shows in another, however little they
+/// differ. A reset of one, even if it looks like a pattern, resets no other. All limits are of this
+/// algorithm.
 pub(crate) async fn two_identifiers_never_meet<A: Algorithm + Clone>(
     subject: &Subject<'_, A>,
     instance: Instance<A>,

@@ -18,11 +18,13 @@ const SLACK: Duration = Duration::from_secs(2);
 /// For how long a test may stop between a decision and a look.
 const STOPS_US: u64 = 20_000_000;
 
-/// The part of the hour of grace for which what was written at a given time must be kept, however slow the test is.
+/// The part of the hour of grace for which what was written at a given time must be kept, however
+/// slow the test is.
 const GRACE: Duration = Duration::from_micros(Now::PADDING_US / 16 * 15);
 
-/// Law 9: everything that is written disappears by itself soon after it stops mattering: reservations too, which are known for
-/// as long as they can be settled. What was written at a given time is kept for an hour longer.
+/// Law 9: everything that is written disappears by itself soon after it stops mattering:
+/// reservations too, which are known for as long as they can be settled. What was written at a
+/// given time is kept for an hour longer.
 pub(crate) async fn nothing_leaks<A: Algorithm>(
     subject: &Subject<'_, A>,
     trace: &Trace<A>,
@@ -58,8 +60,8 @@ pub(crate) async fn nothing_leaks<A: Algorithm>(
     Ok(())
 }
 
-/// Fails if a state of a trace at given times is there, and gone before it stops mattering and most of the hour of grace after
-/// that has passed. Nothing else is kept so long.
+/// Fails if a state of a trace at given times is there, and gone before it stops mattering and most
+/// of the hour of grace after that has passed. Nothing else is kept so long.
 async fn keeps_for_the_grace<A: Algorithm>(
     subject: &Subject<'_, A>,
     trace: &Trace<A>,
@@ -89,8 +91,9 @@ async fn keeps_for_the_grace<A: Algorithm>(
     ))
 }
 
-/// Law 5 on a clock that runs: what is charged at the store's own time, or reserved, stays until it stops mattering. (A clock that
-/// is set shows it in every trace. A given time keeps states for an hour longer, and cannot show it.)
+/// Law 5 on a clock that runs: what is charged at the store's own time, or reserved, stays until it
+/// stops mattering. (A clock that is set shows it in every trace. A given time keeps states for an
+/// hour longer, and cannot show it.)
 pub(crate) async fn nothing_vanishes<A: Algorithm>(
     subject: &Subject<'_, A>,
     instance: Instance<A>,

@@ -19,14 +19,16 @@ pub(crate) use running::{RunningStore, decides_by_a_clock_that_runs};
 
 mod running;
 
-/// Law 14 for a settable clock: at every time to which its clock is set, the store answers at its own time as
-/// the pure step answers at that time, errors included. Charges at a given time count towards the same account.
+/// Law 14 for a settable clock: at every time to which its clock is set, the store answers at its
+/// own time as the pure step answers at that time, errors included. Charges at a given time count
+/// towards the same account.
 pub(crate) async fn decides_by_its_own_clock<A: Algorithm>(
     subject: &Subject<'_, A>,
     trace: &Trace<A>,
 ) -> LawResult {
     let StoreClock::Settable(set) = subject.store.clock() else { return Ok(()) };
-    // By its own clock a store sweeps up what has expired: peeks tell what is left, and not the states.
+    // By its own clock a store sweeps up what has expired: peeks tell what is left, and not the
+    // states.
     let subject = &Subject { difference: None, ..*subject };
     let pure = PureStore::new();
     let begin_us = trace.requests.first().map_or(0, |request| request.at.as_us());
@@ -57,10 +59,12 @@ pub(crate) async fn decides_by_its_own_clock<A: Algorithm>(
     Ok(())
 }
 
-/// By how much a clock goes back at last, as one that is corrected. What was charged just before is still there.
+/// By how much a clock goes back at last, as one that is corrected. What was charged just before is
+/// still there.
 const BACK_US: [u64; 2] = [1, 86_400_000_000];
 
-/// Whatever changes a limit that has just denied is seen by the next request, also where denials are kept.
+/// Whatever changes a limit that has just denied is seen by the next request, also where denials
+/// are kept.
 fn changes_of_a_full_limit(at: Timestamp, capacity: u64) -> Vec<TraceRequest> {
     let one = |op, cost| TraceRequest::one(at, op, Ask { limit: 0, key: "full".into(), cost });
     let by_id = |op, cost| TraceRequest { id: Some(ReservationId::new(7)), ..one(op, cost) };
@@ -79,8 +83,8 @@ fn changes_of_a_full_limit(at: Timestamp, capacity: u64) -> Vec<TraceRequest> {
 
 /// The period after which the windows of all trace limits begin together again.
 pub(crate) const MONTH_US: u64 = 2_592_000_000_000;
-/// The time to which settable clocks are set first: later than the beginning of any store's clock, and long
-/// before the last representable moment.
+/// The time to which settable clocks are set first: later than the beginning of any store's clock,
+/// and long before the last representable moment.
 pub(crate) const BEGIN_US: u64 = 1_350 * MONTH_US;
 
 /// The latest time to which they are set.
@@ -103,12 +107,12 @@ const ADJUSTED: u64 = 32;
 /// How often the clock is sampled, before and after.
 const LOOKS: usize = 3;
 
-/// Law 14 at whatever speed a test runs: charges at the store's own time count, and its clock keeps real time (or,
-/// where it can be set, follows what it is set to). Of limits that are `short`, everything is back after [`WAIT_US`]. All are
-/// asked in one batch.
+/// Law 14 at whatever speed a test runs: charges at the store's own time count, and its clock keeps
+/// real time (or, where it can be set, follows what it is set to). Of limits that are `short`,
+/// everything is back after [`WAIT_US`]. All are asked in one batch.
 ///
-/// Every bound holds however slow the store and the machine are. The function waits only if the clock cannot be
-/// set: 20 ms.
+/// Every bound holds however slow the store and the machine are. The function waits only if the
+/// clock cannot be set: 20 ms.
 pub(crate) async fn its_own_clock_keeps_time<A: Algorithm>(
     subject: &Subject<'_, A>,
     limits: &[Limit<A>],
@@ -173,8 +177,8 @@ pub(crate) async fn its_own_clock_keeps_time<A: Algorithm>(
     })
 }
 
-/// Says what is wrong with a clock, given the time to full recovery that it reported first and then, and the
-/// least and the most time that passed in between; `None` if it is right.
+/// Says what is wrong with a clock, given the time to full recovery that it reported first and
+/// then, and the least and the most time that passed in between; `None` if it is right.
 fn how_wrong(
     (first_us, then_us): (u64, u64),
     (least_us, most_us): (u64, u64),

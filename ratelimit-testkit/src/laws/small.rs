@@ -13,8 +13,8 @@ use crate::trace::made::limit;
 use crate::trace::{Ask, Trace, TraceRequest};
 
 /// Law 10, enumerated instead of sampled. Every trace of this many requests, at every time of a few
-/// microseconds in any order, at every cost from 0 to one above the capacity, on every limit up to 3, gets the
-/// answers of the pure step.
+/// microseconds in any order, at every cost from 0 to one above the capacity, on every limit up to
+/// 3, gets the answers of the pure step.
 pub(crate) async fn every_small_trace_agrees(
     subject: &Subject<'_, AnyAlgorithm>,
     scope: Scope,
@@ -63,7 +63,8 @@ fn charges(limit: &Limit<AnyAlgorithm>) -> Vec<Letter> {
     AT_US.iter().flat_map(|at| costs.clone().map(move |cost| (*at, Op::Acquire, cost))).collect()
 }
 
-/// A walk over all traces of one length. The store and the pure step take each whole trace on a key of its own.
+/// A walk over all traces of one length. The store and the pure step take each whole trace on a key
+/// of its own.
 struct TraceWalk<'a> {
     subject: &'a Subject<'a, AnyAlgorithm>,
     limits: &'a [Limit<AnyAlgorithm>],

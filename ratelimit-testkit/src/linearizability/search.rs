@@ -1,5 +1,5 @@
-//! The search for a sequential order: Wing and Gong's depth-first search with Lowe's memoization of visited
-//! states.
+//! The search for a sequential order: Wing and Gong's depth-first search with Lowe's memoization of
+//! visited states.
 
 use std::collections::HashMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -111,18 +111,20 @@ struct Search<'h, A: Algorithm> {
     limits: &'h [Limit<A>],
     times: &'h [Timestamp],
     events: &'h [&'h Event],
-    /// The visited configurations: the requests placed so far, and the states after them, by a hash of what these decide.
-    /// Requests that could have come at many times leave thousands of different states.
+    /// The visited configurations: the requests placed so far, and the states after them, by a hash
+    /// of what these decide. Requests that could have come at many times leave thousands of
+    /// different states.
     tried: HashMap<(u128, u64), Vec<StoreStates<A::State>>>,
     longest: u128,
     left: usize,
 }
 
 impl<A: Algorithm<State: PartialEq>> Search<'_, A> {
-    /// Whether the remaining requests can be ordered. `None` if the search has exceeded its step limit.
+    /// Whether the remaining requests can be ordered. `None` if the search has exceeded its step
+    /// limit.
     fn explain(&mut self, mut come: u128, kept: StoreStates<A::State>) -> Option<bool> {
-        // A request that can never change anything may come first if its answer fits now: the others still find
-        // the same states.
+        // A request that can never change anything may come first if its answer fits now: the
+        // others still find the same states.
         while let Some(position) = self.changing_nothing(come, &kept) {
             come |= 1 << position;
         }
@@ -163,8 +165,9 @@ impl<A: Algorithm<State: PartialEq>> Search<'_, A> {
         hasher.finish()
     }
 
-    /// The requests that may come next: those asked before any other remaining request was answered. They are
-    /// tried in the order of their answers, which is usually right and takes a tenth of the steps.
+    /// The requests that may come next: those asked before any other remaining request was
+    /// answered. They are tried in the order of their answers, which is usually right and takes a
+    /// tenth of the steps.
     fn next(&self, come: u128) -> Vec<usize> {
         let left = || (0..self.events.len()).filter(|position| come & (1 << position) == 0);
         let first_answer = left().map(|position| answered(self.events[position])).min();

@@ -39,8 +39,8 @@ const LIMITS: [&str; 22] = [
     "first-request-window N/40s count attempts",
 ];
 
-/// The names of the identifiers, and their values: mostly the same. Where the separator or its escape is missing, two pairs of
-/// the others are joined to one text.
+/// The names of the identifiers, and their values: mostly the same. Where the separator or its
+/// escape is missing, two pairs of the others are joined to one text.
 const NAMES: [&str; 2] = ["ip", "user"];
 const VALUES: [&str; 10] = [
     "sekret-1",

@@ -206,7 +206,8 @@ fn forgiven(algorithm: &AnyAlgorithm, state: Option<&AnyState>, now: Timestamp, 
     (cost + algorithm.owed(state, now)).saturating_sub(left + algorithm.debt())
 }
 
-/// What is shown of all: the limit with the least remaining, the first of several, and the longest waits.
+/// What is shown of all: the limit with the least remaining, the first of several, and the longest
+/// waits.
 fn summary(decided: &[Named]) -> Decision {
     let all = || decided.iter().map(|(_, one, _)| one);
     let Some(least) = all().map(|one| one.remaining).min() else {

@@ -19,7 +19,8 @@ pub(crate) struct Patience {
 /// For a store that has kept to it so far: more than a busy machine needs.
 const PATIENCE: Patience =
     Patience { request: Duration::from_secs(60), test: Duration::from_secs(600) };
-/// Once one test has ended so: its store is known to be broken, and each of the others would take as long.
+/// Once one test has ended so: its store is known to be broken, and each of the others would take
+/// as long.
 const LITTLE_PATIENCE: Patience =
     Patience { request: Duration::from_secs(2), test: Duration::from_secs(10) };
 
@@ -40,7 +41,8 @@ pub(crate) fn note_request() {
     });
 }
 
-/// Runs a test on a thread of its own, and fails if its store hangs. The thread then stays until the process ends.
+/// Runs a test on a thread of its own, and fails if its store hangs. The thread then stays until
+/// the process ends.
 ///
 /// # Panics
 /// As the test does, or because it hangs.

@@ -6,11 +6,13 @@
 /// as `name::agrees_on::gcra`, and one for each thing that such histories cannot show. See
 /// [`Harness`](crate::Harness) for the second argument.
 ///
-/// `conformance!(name, Harness, batches);` tries batches over several algorithms only, which need every command of a store: for
-/// another way to a store that is tested as a whole elsewhere, such as by another client.
+/// `conformance!(name, Harness, batches);` tries batches over several algorithms only, which need
+/// every command of a store: for another way to a store that is tested as a whole elsewhere, such
+/// as by another client.
 ///
-/// A failing test prints its case as a call of [`regression`](crate::regression): paste it as a named test. Until the case
-/// is fixed, its seed under `proptest-regressions/` of the calling crate tries it first.
+/// A failing test prints its case as a call of [`regression`](crate::regression): paste it as a
+/// named test. Until the case is fixed, its seed under `proptest-regressions/` of the calling crate
+/// tries it first.
 #[macro_export]
 macro_rules! conformance {
     ($name:ident, $harness:ty) => {

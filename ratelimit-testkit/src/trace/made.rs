@@ -22,7 +22,8 @@ use crate::trace::{Ask, Trace, TraceRequest};
 /// A limit of an algorithm, with the text that names it.
 #[derive(Clone, Debug)]
 pub struct Instance<A> {
-    /// The text that names the limit in a failure, such as `WeekendBudget(100)`. It is unique within a harness.
+    /// The text that names the limit in a failure, such as `WeekendBudget(100)`. It is unique
+    /// within a harness.
     pub text: String,
     /// The algorithm.
     pub algorithm: A,
@@ -129,7 +130,8 @@ impl<A> Clone for Pool<A> {
 pub(crate) struct TraceShape {
     /// Whether time sometimes goes back.
     pub(crate) back: bool,
-    /// Whether some traces begin shortly before the last representable moment, where the numbers are largest.
+    /// Whether some traces begin shortly before the last representable moment, where the numbers
+    /// are largest.
     pub(crate) to_the_end: bool,
     /// Whether time moves on the scale of the limits, or by seconds at most.
     pub(crate) slow: bool,
@@ -150,7 +152,8 @@ enum Advance {
     Units(u64, i64),
     /// Thousandths of the recovery time.
     Part(u64),
-    /// A time of the first limit, or one that the last verdict promised, plus or minus some microseconds.
+    /// A time of the first limit, or one that the last verdict promised, plus or minus some
+    /// microseconds.
     Until(Until, i64),
     /// To an unkind time, so many after the next one, plus or minus some microseconds.
     Unkind(usize, i64),
@@ -208,7 +211,8 @@ fn advances(slow: bool, unkind: bool) -> BoxedStrategy<Advance> {
         return prop_oneof![to_unkind, advances(slow, false)].boxed();
     }
     if slow {
-        // Seconds in total, and sometimes so many minutes that a settable clock may let a limit refill.
+        // Seconds in total, and sometimes so many minutes that a settable clock may let a limit
+        // refill.
         return prop_oneof![16 => Just(0_u64), 8 => 0_u64..1_000_000, 1 => 0_u64..60_000_000]
             .prop_map(Advance::Us)
             .boxed();
@@ -285,7 +289,8 @@ impl<A: Algorithm + 'static> Pool<A> {
 
     /// Traces of this shape, within the store's capabilities.
     pub(crate) fn traces(&self, mut shape: TraceShape) -> BoxedStrategy<Trace<A>> {
-        // After the last moment nothing follows: by its own clock a store discards everything at once.
+        // After the last moment nothing follows: by its own clock a store discards everything at
+        // once.
         let past = self.able.can(Capability::PastTimes);
         (shape.back, shape.to_the_end) = (shape.back && past, shape.to_the_end && past);
         let mut beginnings = BEGINNINGS_US.to_vec();
@@ -325,7 +330,8 @@ impl<A: Algorithm + 'static> Pool<A> {
             .boxed()
     }
 
-    /// Every limit changed to the next and back when it is all used, with each operation that the new one may do on that state.
+    /// Every limit changed to the next and back when it is all used, with each operation that the
+    /// new one may do on that state.
     pub(crate) fn full_ones_changed(&self) -> Vec<Trace<A>> {
         let at = Timestamp::saturating_from_us(BEGINNINGS_US[0]);
         let all = (self.make)().len();
@@ -453,7 +459,8 @@ impl<A: Algorithm + 'static> Pool<A> {
     }
 }
 
-/// A limit with a name that the testkit chose. If that ends in 1, it is a shadow limit: to a store one as any other.
+/// A limit with a name that the testkit chose. If that ends in 1, it is a shadow limit: to a store
+/// one as any other.
 pub(crate) fn limit<A: Algorithm>(name: &str, instance: Instance<A>) -> Limit<A> {
     // A store that needs to know what becomes of requests in an outage can be tested too.
     let limit = instance.named(name).on_outage(OnOutage::Open);

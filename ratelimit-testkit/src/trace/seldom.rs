@@ -18,9 +18,10 @@ const LONG: usize = 20;
 const ONE_FLOWS_BACK_US: u64 = 400_000_000;
 
 impl Scope {
-    /// Long batches of each operation, on limits of this scope that the store can keep, and one over several keys that one limit
-    /// denies. Of reservations, also batches that differ in nothing but which limit has which key, and a settlement after a part of
-    /// the charge has flowed back.
+    /// Long batches of each operation, on limits of this scope that the store can keep, and one
+    /// over several keys that one limit denies. Of reservations, also batches that differ in
+    /// nothing but which limit has which key, and a settlement after a part of the charge has
+    /// flowed back.
     pub(crate) fn seldom(self, able: Able) -> Vec<Trace<AnyAlgorithm>> {
         let mut instances = self.at_rate(rate(9, 3_600_000_000), 9);
         instances.retain(|instance| able.can_keep(instance));
@@ -61,8 +62,8 @@ fn long(
     trace(&instances, ops.zip(0..).map(|(op, n)| request(n, op, asks())))
 }
 
-/// Each of three keys has limits that count attempts after limits that count admissions. The last limit denies the batch: whatever
-/// counts attempts is charged, in its position, and nothing else.
+/// Each of three keys has limits that count attempts after limits that count admissions. The last
+/// limit denies the batch: whatever counts attempts is charged, in its position, and nothing else.
 fn denied_by_one(instances: &[Instance<AnyAlgorithm>]) -> Trace<AnyAlgorithm> {
     let ask = |limit: usize, cost| Ask { limit, key: ["a", "b", "c"][limit % 3].to_owned(), cost };
     let last = instances.len().saturating_sub(1);
@@ -71,8 +72,8 @@ fn denied_by_one(instances: &[Instance<AnyAlgorithm>]) -> Trace<AnyAlgorithm> {
     trace(instances, requests.map(|asks| TraceRequest { at: AT, op: Op::Acquire, asks, id: None }))
 }
 
-/// A reservation is extended after a part of it has flowed back, and another caller has charged: its settlement gives back what
-/// still counts, and no unit twice.
+/// A reservation is extended after a part of it has flowed back, and another caller has charged:
+/// its settlement gives back what still counts, and no unit twice.
 fn extended_late(instances: &[Instance<AnyAlgorithm>]) -> Trace<AnyAlgorithm> {
     let requests = [
         (0, Op::Acquire, Some(ID), 3),

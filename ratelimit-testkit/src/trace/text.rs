@@ -20,8 +20,8 @@ fn unreadable(line: &str, message: &str) -> String {
     format!("the line {line:?} of the case cannot be read: {message}")
 }
 
-/// The limits and the requests, one line each. A limit's line stands before the first request to it, and again where a
-/// limit has been changed.
+/// The limits and the requests, one line each. A limit's line stands before the first request to
+/// it, and again where a limit has been changed.
 impl<A: Algorithm> fmt::Display for Trace<A> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let name = |limit: usize| self.limits[limit].name();

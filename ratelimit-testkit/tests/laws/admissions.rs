@@ -1,4 +1,5 @@
-//! The checker of intervals accepts what each algorithm admits, at whatever speed, and catches a racy store of each.
+//! The checker of intervals accepts what each algorithm admits, at whatever speed, and catches a
+//! racy store of each.
 
 use proptest::prelude::*;
 use ratelimit_core::{Algorithm, AnyAlgorithm, Timestamp};
@@ -17,8 +18,9 @@ const ALGORITHMS: [&str; 8] = [
     "bucketed-window bucket 100ms rates 3/300ms, 5/s",
 ];
 
-/// What a store admits of requests, each so much later than the one before and at a cost. Its clock and its answers take up
-/// to `slow_us`. A racy store reads the state from before the last `stale` requests.
+/// What a store admits of requests, each so much later than the one before and at a cost. Its clock
+/// and its answers take up to `slow_us`. A racy store reads the state from before the last `stale`
+/// requests.
 fn admitted(
     algorithm: AnyAlgorithm,
     asks: &[(u64, u64)],

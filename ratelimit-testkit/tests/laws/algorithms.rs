@@ -1,4 +1,5 @@
-//! The laws hold for the built-in algorithms and for a custom one. Stacks of them are tried in memory.
+//! The laws hold for the built-in algorithms and for a custom one. Stacks of them are tried in
+//! memory.
 
 use ratelimit_core::algorithm::{InMemory, Step, Write};
 use ratelimit_core::{

@@ -1,4 +1,5 @@
-//! Budgets whose costs are known late: what limits with a debt bound, and what extensions and adopting must not create.
+//! Budgets whose costs are known late: what limits with a debt bound, and what extensions and
+//! adopting must not create.
 
 use proptest::prelude::*;
 use ratelimit_core::store::Op;
@@ -16,7 +17,8 @@ const OWING: [(&str, u64, u64); 5] = [
     ("fixed-window 3/7us debt 1", 3, 7),
 ];
 
-/// What a request used and no limit charged, also of a limit without a debt. A lease ends at any cost.
+/// What a request used and no limit charged, also of a limit without a debt. A lease ends at any
+/// cost.
 #[test]
 fn what_is_used_beyond_a_limit_is_told() {
     for words in [
@@ -50,7 +52,8 @@ fn what_is_used_beyond_a_limit_is_told() {
     }
 }
 
-/// Parts of a recovery that pass, operations with the number of an id, and costs in parts of the capacity.
+/// Parts of a recovery that pass, operations with the number of an id, and costs in parts of the
+/// capacity.
 type Story = Vec<(u64, Op, u128, u64)>;
 
 fn stories() -> impl Strategy<Value = ((&'static str, u64, u64), Story)> {
@@ -60,8 +63,8 @@ fn stories() -> impl Strategy<Value = ((&'static str, u64, u64), Story)> {
 }
 
 proptest! {
-    /// What was used, less what was forgiven, in any interval of length `x` is at most burst + rate · x + debt. A window is
-    /// aligned, so an interval touches one more.
+    /// What was used, less what was forgiven, in any interval of length `x` is at most burst + rate
+    /// · x + debt. A window is aligned, so an interval touches one more.
     #[test]
     fn what_is_used_and_not_forgiven_is_bounded((limit_of, story) in stories()) {
         let (words, units, us) = limit_of;
@@ -107,8 +110,8 @@ proptest! {
         }
     }
 
-    /// An extension leaves as much as one request of the total would have, changes nothing when it is repeated or denied, and is
-    /// settled as such a request is.
+    /// An extension leaves as much as one request of the total would have, changes nothing when it
+    /// is repeated or denied, and is settled as such a request is.
     #[test]
     fn an_extension_is_what_a_larger_reservation_would_have_been(
         words in prop::sample::select(&["gcra 10/s burst 20", "fixed-window 20/s", "gcra 10/s burst 20 debt 5"][..]),

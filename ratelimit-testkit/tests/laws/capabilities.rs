@@ -1,5 +1,6 @@
-//! A store with few capabilities is tested on those that it has. A store is caught if it lacks what its harness
-//! claims, or supports what its harness says it lacks. A failure's case can be pasted as a test.
+//! A store with few capabilities is tested on those that it has. A store is caught if it lacks what
+//! its harness claims, or supports what its harness says it lacks. A failure's case can be pasted
+//! as a test.
 
 use std::process::Command;
 

@@ -8,8 +8,8 @@ use crate::{ask, limit};
 const SECOND_US: u64 = 1_000_000;
 const DAY_US: u64 = 86_400 * SECOND_US;
 
-/// Requests one after the other: the limit by its place, the operation, the id, the cost, the time, and what remains afterwards;
-/// `None` if it is denied.
+/// Requests one after the other: the limit by its place, the operation, the id, the cost, the time,
+/// and what remains afterwards; `None` if it is denied.
 type Story<'s> = &'s [(usize, Op, Option<u128>, u64, u64, Option<u64>)];
 
 fn told(limits: &[&str], requests: Story<'_>) {
@@ -46,7 +46,8 @@ fn a_settlement_after_a_change_gives_back_what_was_charged_and_no_more() {
             (1, Acquire, None, 1, 4 * SECOND_US, None),
         ],
     );
-    // The burst is halved: what lay beyond it is lost, and is not given back from what others are charged.
+    // The burst is halved: what lay beyond it is lost, and is not given back from what others are
+    // charged.
     told(
         &["gcra 10/s burst 80", "gcra 10/s burst 40"],
         &[

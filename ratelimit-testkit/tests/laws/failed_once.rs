@@ -1,8 +1,8 @@
-//! The smallest cases on which a law has failed once, in whichever store, each under the rule that was broken. Every store tries
-//! all that it has the means for.
+//! The smallest cases on which a law has failed once, in whichever store, each under the rule that
+//! was broken. Every store tries all that it has the means for.
 //!
-//! `failed-once.txt` has a blank line between cases. Where a rule was broken on several limits, each of them stands in
-//! place of `BEFORE`, and what it was changed to in place of `AFTER`.
+//! `failed-once.txt` has a blank line between cases. Where a rule was broken on several limits,
+//! each of them stands in place of `BEFORE`, and what it was changed to in place of `AFTER`.
 
 use ratelimit_testkit::Property;
 

@@ -1,5 +1,5 @@
-//! The linearizability checker explains a sound store's answers and nothing else. Deterministic schedules and
-//! fabricated answers, not luck, prove that it catches wrong stores.
+//! The linearizability checker explains a sound store's answers and nothing else. Deterministic
+//! schedules and fabricated answers, not luck, prove that it catches wrong stores.
 
 use std::collections::HashMap;
 use std::sync::Mutex;
@@ -112,9 +112,9 @@ fn histories_of_a_sound_store_with_two_to_eight_threads_are_explained() {
             let scenario = ConcurrentRun { threads, keys, rounds: 60, ..plain(&limits) };
             let seen = linearizability(None, &scenario).unwrap_or_else(|error| panic!("{error}"));
             assert_eq!(seen.requests, 600 * threads);
-            // Where the operating system suspends threads in the midst of a call, nearly all of a history
-            // overlaps, and its search may exceed the step limit. That may happen to a single history, but not
-            // to many.
+            // Where the operating system suspends threads in the midst of a call, nearly all of a
+            // history overlaps, and its search may exceed the step limit. That may happen to a
+            // single history, but not to many.
             assert!(seen.undecided * 20 <= scenario.rounds, "{seen:?}");
             assert!(seen.admitted > 100);
         }

@@ -1,4 +1,5 @@
-//! The laws, held against sound stores and wrong ones. One program, because what the tests have in common is compiled once.
+//! The laws, held against sound stores and wrong ones. One program, because what the tests have in
+//! common is compiled once.
 #![allow(clippy::expect_used, clippy::panic, missing_docs, reason = "tests")]
 
 mod admissions;
@@ -21,7 +22,8 @@ use ratelimit_core::store::{Batch, Check, Now, Op};
 use ratelimit_core::{AnyAlgorithm, Limit, Refusal, ReservationId, Timestamp, Verdict};
 use ratelimit_testkit::{PureStore, limit_in_words as limit};
 
-/// An operation on one key of these limits, under the id of this number if it has one, at the same cost for all.
+/// An operation on one key of these limits, under the id of this number if it has one, at the same
+/// cost for all.
 fn ask(
     store: &PureStore,
     limits: &[&Limit<AnyAlgorithm>],

@@ -1,4 +1,5 @@
-//! An algorithm of a user's own, by calendar months: the laws pass it, and each catches a twin that is wrong on some days only.
+//! An algorithm of a user's own, by calendar months: the laws pass it, and each catches a twin that
+//! is wrong on some days only.
 
 use std::sync::LazyLock;
 
@@ -46,7 +47,8 @@ struct Spent {
 
 /// The days from the epoch to the first of this month, of months since the year 0.
 ///
-/// Source: Howard Hinnant, "chrono-Compatible Low-Level Date Algorithms": years begin in March, so that the leap day is last.
+/// Source: Howard Hinnant, "chrono-Compatible Low-Level Date Algorithms": years begin in March, so
+/// that the leap day is last.
 const fn days_until(month: u64) -> u64 {
     let from_march = month - 2;
     let (year, month) = (from_march / 12, from_march % 12);
@@ -184,7 +186,8 @@ static FIRST_DAYS: LazyLock<Vec<u64>> = LazyLock::new(|| {
     days
 });
 
-/// Months are unkind where their lengths differ: in leap years, in others, and in 2100, which is none.
+/// Months are unkind where their lengths differ: in leap years, in others, and in 2100, which is
+/// none.
 fn unkind_times() -> Vec<Timestamp> {
     let of_year = |year: usize| (year - 1970) * 12..=(year - 1969) * 12;
     let months = of_year(2027).chain(of_year(2028)).chain(of_year(2100));

@@ -10,8 +10,8 @@ use ratelimit_testkit::{
 
 use crate::failed_once;
 
-/// The oracle has neither a clock nor states, only histories, so comparisons of stored states do not
-/// apply. Nor does it support reservations.
+/// The oracle has neither a clock nor states, only histories, so comparisons of stored states do
+/// not apply. Nor does it support reservations.
 struct Oracle;
 
 impl Harness for Oracle {

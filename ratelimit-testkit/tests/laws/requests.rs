@@ -1,4 +1,5 @@
-//! Whole requests over the reference store: what a limiter makes of limits, identifiers and options.
+//! Whole requests over the reference store: what a limiter makes of limits, identifiers and
+//! options.
 
 use std::sync::Arc;
 

@@ -24,8 +24,8 @@ fn named(refusal: &Refusal) -> &'static str {
     }
 }
 
-/// Requests one after the other: the limits by their first letters, the operation, whether under the id, the cost, the time in
-/// seconds, and what remains or why it is refused.
+/// Requests one after the other: the limits by their first letters, the operation, whether under
+/// the id, the cost, the time in seconds, and what remains or why it is refused.
 type Story<'s> = &'s [(&'s str, Op, bool, u64, u64, Result<&'s [u64], &'s str>)];
 
 #[test]
@@ -33,7 +33,8 @@ fn reservations_are_settled_with_what_they_were_made_with_and_return_what_still_
     use Op::{Acquire, Peek, Refund, Renew, Reset, Settle};
     let hour = Reservation::LIFE_US / SECOND_US;
     let stories: [Story<'_>; 15] = [
-        // Other limits than were reserved settle nothing. The lease has expired first: the same limits settle the rest.
+        // Other limits than were reserved settle nothing. The lease has expired first: the same
+        // limits settle the rest.
         &[
             ("gl", Acquire, true, 2, 0, Ok(&[8, 1])),
             ("g", Settle, true, 2, 0, Err("others")),

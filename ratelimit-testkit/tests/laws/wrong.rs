@@ -1,5 +1,5 @@
-//! Stores that are wrong on purpose, each as real limiters have been. A law that catches nothing proves nothing; whether one would
-//! notice a fault of the real code, `cargo mutants` asks.
+//! Stores that are wrong on purpose, each as real limiters have been. A law that catches nothing
+//! proves nothing; whether one would notice a fault of the real code, `cargo mutants` asks.
 //!
 //! All are one sound store over the pure step, with one [`Flaw`] or none.
 
@@ -26,7 +26,8 @@ use crate::capabilities::CLAIMS;
 pub(crate) enum Flaw {
     /// The store tests `current > limit` before the increment: one request too many is admitted.
     OffByOne,
-    /// GET, decide, SET for this operation: another client does the same, or another operation, in between.
+    /// GET, decide, SET for this operation: another client does the same, or another operation, in
+    /// between.
     ReadThenWrite(Op),
     /// INCR without EXPIRE: the key stays forever.
     LosesTheTtl,
@@ -38,7 +39,8 @@ pub(crate) enum Flaw {
     ForgivesInSilence,
     /// An extension that is repeated after a lost answer charges again what it has added.
     ExtendsAgain,
-    /// A settlement gives back the whole cost of an extended reservation, also the part that had flowed back before.
+    /// A settlement gives back the whole cost of an extended reservation, also the part that had
+    /// flowed back before.
     ReturnsWhatFlowedBack,
     /// All limits of a batch are charged the cost of its first.
     ChargesTheFirstCost,
@@ -46,11 +48,13 @@ pub(crate) enum Flaw {
     ChargesTheSiblings,
     /// The state has a time to live in whole seconds and no timestamp: it counts for too long.
     OutlivesItsWindow,
-    /// The elapsed time is an unsigned difference: when the clock goes back, it is huge, and the bucket is full.
+    /// The elapsed time is an unsigned difference: when the clock goes back, it is huge, and the
+    /// bucket is full.
     MintsWhenTimeGoesBack,
     /// `retry_after` is a microsecond short.
     WaitsOneShort,
-    /// All limits of one name share a state, whatever their algorithm or window: one forgives what another has charged.
+    /// All limits of one name share a state, whatever their algorithm or window: one forgives what
+    /// another has charged.
     KnowsNamesOnly,
     /// The limit is stored with the first state written under it; a changed limit has no effect.
     KeepsTheOldLimit,
@@ -58,14 +62,16 @@ pub(crate) enum Flaw {
     ForgetsRenewals,
     /// A request that is sent twice under one id is charged twice.
     ChargesAgain,
-    /// A release is a DEL that does not check the lease's owner: a late one frees another client's lease.
+    /// A release is a DEL that does not check the lease's owner: a late one frees another client's
+    /// lease.
     ReleasesAnyLease,
     /// The store's own clock stands still.
     OwnClockStands,
-    /// A request reads the store's own clock before it waits for the lock, so that one which came later may be decided
-    /// before it, at a later time.
+    /// A request reads the store's own clock before it waits for the lock, so that one which came
+    /// later may be decided before it, at a later time.
     ReadsTheClockFirst,
-    /// A cache repeats a denial for as long as that said, although this operation has changed the limit.
+    /// A cache repeats a denial for as long as that said, although this operation has changed the
+    /// limit.
     KeepsDenials(Op),
     /// A state written at a given time is removed when it expires, without the hour of grace.
     SweepsWithoutGrace,
@@ -152,7 +158,8 @@ pub(crate) struct WrongStore {
     kept: Mutex<Kept>,
 }
 
-/// The same limit with one unit more, in the words of its policy: of a bucket's burst, or of a window's count.
+/// The same limit with one unit more, in the words of its policy: of a bucket's burst, or of a
+/// window's count.
 fn one_more(algorithm: &AnyAlgorithm) -> AnyAlgorithm {
     let text = algorithm.to_string();
     let begin = text.find(" burst ").map(|at| at + " burst ".len());

@@ -1,4 +1,5 @@
-//! Every law of an algorithm catches an algorithm that breaks it, and the sound one passes on the same walks.
+//! Every law of an algorithm catches an algorithm that breaks it, and the sound one passes on the
+//! same walks.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -286,7 +287,8 @@ impl InMemory for Window {
 
 const CASES: u32 = 256;
 
-/// Checks that each of these properties fails under its own law, and that the reported case fails again.
+/// Checks that each of these properties fails under its own law, and that the reported case fails
+/// again.
 fn caught<T: AlgorithmHarness>(by: &[Property]) {
     for property in by {
         let Err(failure) = try_same_algorithm::<T>(*property, CASES) else {

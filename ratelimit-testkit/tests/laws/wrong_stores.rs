@@ -1,4 +1,5 @@
-//! Every wrong store is caught by the property that names its law, and the sound store passes on the same cases.
+//! Every wrong store is caught by the property that names its law, and the sound store passes on
+//! the same cases.
 
 use ratelimit_core::store::Op;
 use ratelimit_testkit::{AlgorithmKind, Property, Scope, try_same};
@@ -75,7 +76,8 @@ const CAUGHT: &[(Flaw, Property, &[Scope])] = &[
     (Flaw::JoinsKeys("-"), IdentifiersNeverMeet, &[GCRA]),
 ];
 
-/// Checks that a property catches the stores of a harness, and that the failure names the property's own law.
+/// Checks that a property catches the stores of a harness, and that the failure names the
+/// property's own law.
 fn caught(harness: WrongHarness, property: Property, scope: Scope) {
     let outcome = try_same(&harness, property, scope, CASES);
     let Err(failure) = outcome else {

@@ -1,12 +1,14 @@
 //! Reads `Forwarded` (RFC 7239) and `X-Forwarded-For` from the right.
 //!
-//! Each proxy appends what it knows, so only the right end of a list comes from a trusted proxy. Everything to the left may
-//! be written by the client: a lone quote, a backslash or a comma there must not change how the right end is read.
-//! Parsers that begin at the left cannot promise that; these functions split at the last separator outside of quotes.
+//! Each proxy appends what it knows, so only the right end of a list comes from a trusted proxy.
+//! Everything to the left may be written by the client: a lone quote, a backslash or a comma there
+//! must not change how the right end is read. Parsers that begin at the left cannot promise that;
+//! these functions split at the last separator outside of quotes.
 
 use std::net::IpAddr;
 
-/// The parts of a text between separators outside of quoted strings, from the right, trimmed. Empty ones are left out.
+/// The parts of a text between separators outside of quoted strings, from the right, trimmed. Empty
+/// ones are left out.
 pub(super) fn split_from_the_right(text: &[u8], separator: u8) -> impl Iterator<Item = &[u8]> {
     let (mut quoted, mut end) = (false, text.len());
     let is_separator = move |at: &usize| {
@@ -26,8 +28,8 @@ pub(super) fn split_from_the_right(text: &[u8], separator: u8) -> impl Iterator<
     parts.filter(|part| !part.is_empty())
 }
 
-/// The address of the `for` parameter of an element of `Forwarded`. `None` if there is none, if it is `unknown` or
-/// obfuscated, or if the element is malformed.
+/// The address of the `for` parameter of an element of `Forwarded`. `None` if there is none, if it
+/// is `unknown` or obfuscated, or if the element is malformed.
 pub(super) fn address_of_forwarded(element: &[u8]) -> Option<IpAddr> {
     let mut found = None;
     for pair in split_from_the_right(element, b';') {
@@ -52,11 +54,13 @@ fn unquoted(value: &[u8]) -> Option<Vec<u8>> {
     Some(text)
 }
 
-/// The address of a node: `192.0.2.7`, `192.0.2.7:4711`, `2001:db8::1`, `[2001:db8::1]:4711`, `fe80::1%eth0`. The port and
-/// the zone are dropped. `None` for everything else, such as `unknown` and `_hidden`.
+/// The address of a node: `192.0.2.7`, `192.0.2.7:4711`, `2001:db8::1`, `[2001:db8::1]:4711`,
+/// `fe80::1%eth0`. The port and the zone are dropped. `None` for everything else, such as `unknown`
+/// and `_hidden`.
 ///
-/// Some proxies write `2001:db8::1:46532`: an IPv6 address and its port, without brackets. Where all of it is an address, it
-/// is read as one; a port of up to four digits then changes no more than the last group.
+/// Some proxies write `2001:db8::1:46532`: an IPv6 address and its port, without brackets. Where
+/// all of it is an address, it is read as one; a port of up to four digits then changes no more
+/// than the last group.
 pub(super) fn address_of_node(node: &[u8]) -> Option<IpAddr> {
     let node = std::str::from_utf8(node).ok()?.trim_matches('"');
     if let Some(bracketed) = node.strip_prefix('[') {

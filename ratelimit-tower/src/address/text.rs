@@ -1,4 +1,5 @@
-//! Addresses as text. The formatter of the standard library writes the same and takes longer than a decision.
+//! Addresses as text. The formatter of the standard library writes the same and takes longer than a
+//! decision.
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 use std::ops::Range;
@@ -7,8 +8,8 @@ use arrayvec::ArrayString;
 
 use crate::identify::Identifier;
 
-/// `192.0.2.7`. The text is put together in a register and stored at once: reading single bytes that were just written as whole words
-/// stalls a processor for longer than all else takes.
+/// `192.0.2.7`. The text is put together in a register and stored at once: reading single bytes
+/// that were just written as whole words stalls a processor for longer than all else takes.
 pub(super) fn of_ipv4(address: Ipv4Addr) -> Identifier {
     let (mut text, mut bytes) = (0_u128, 0);
     for octet in address.octets() {
@@ -38,7 +39,8 @@ static OCTETS: [u32; 256] = {
     octets
 };
 
-/// `2001:db8::/64` by RFC 5952, or `2001:db8::1` at a length of 128. The address is a network's, and not mapped from IPv4.
+/// `2001:db8::/64` by RFC 5952, or `2001:db8::1` at a length of 128. The address is a network's,
+/// and not mapped from IPv4.
 pub(super) fn of_ipv6(network: Ipv6Addr, prefix_length: u8) -> Identifier {
     // At most 39 bytes, and 4 of the length.
     let mut text = ArrayString::<64>::new();

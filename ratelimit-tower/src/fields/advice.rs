@@ -11,24 +11,26 @@ use super::draft::{RATELIMIT, RATELIMIT_POLICY};
 use super::models::ModelFields;
 use super::older;
 
-/// The limits that a response describes, for its client: `Retry-After`, `RateLimit` and `RateLimit-Policy` of draft 11, their older
-/// forms, and what providers of language models send.
+/// The limits that a response describes, for its client: `Retry-After`, `RateLimit` and
+/// `RateLimit-Policy` of draft 11, their older forms, and what providers of language models send.
 ///
 /// A malformed field is ignored whole, as the draft demands.
 ///
 /// # Older forms
 ///
-/// - `Retry-After` may have a fraction. `retry-after-ms` and `x-ms-retry-after-ms` are more exact, and count where they are sent.
-/// - Without a `RateLimit` of the current form, that of draft 07 is read (`limit=100, remaining=50, reset=30`), or else
-///   `RateLimit-Limit`, `-Remaining` and `-Reset`, or else `X-RateLimit-Limit`, `-Remaining` and `-Reset`. A reset is in seconds, or
-///   from 1,000,000,000 on at a Unix time, as GitHub writes it, or at a date.
+/// - `Retry-After` may have a fraction. `retry-after-ms` and `x-ms-retry-after-ms` are more exact,
+///   and count where they are sent.
+/// - Without a `RateLimit` of the current form, that of draft 07 is read (`limit=100, remaining=50,
+///   reset=30`), or else `RateLimit-Limit`, `-Remaining` and `-Reset`, or else `X-RateLimit-Limit`,
+///   `-Remaining` and `-Reset`. A reset is in seconds, or from 1,000,000,000 on at a Unix time, as
+///   GitHub writes it, or at a date.
 /// - Such a limit has the name in `X-RateLimit-Resource`, or else `default`.
 ///
 /// # Providers of language models
 ///
-/// The fields of [`ModelFields`](crate::ModelFields) are limits and policies of the names `requests`, `tokens`, `input-tokens` and
-/// `output-tokens`. They tell when all is back: [`AdvisedLimit::more_after`] is that time, so a client that waits for it is on the safe
-/// side.
+/// The fields of [`ModelFields`](crate::ModelFields) are limits and policies of the names
+/// `requests`, `tokens`, `input-tokens` and `output-tokens`. They tell when all is back:
+/// [`AdvisedLimit::more_after`] is that time, so a client that waits for it is on the safe side.
 ///
 /// ```
 /// use std::time::Duration;
@@ -86,7 +88,8 @@ pub struct AdvisedPolicy {
 }
 
 impl Advice {
-    /// Reads the fields of a response. A `Retry-After` that is a date is compared with the clock of this machine.
+    /// Reads the fields of a response. A `Retry-After` that is a date is compared with the clock of
+    /// this machine.
     #[must_use]
     pub fn from_headers(headers: &HeaderMap) -> Self {
         Self::from_headers_at(headers, SystemTime::now())
@@ -105,8 +108,9 @@ impl Advice {
         advice
     }
 
-    /// How long to wait before the next request: `Retry-After` if it is there, and otherwise the longest wait of the limits that have
-    /// nothing left. `None` if there is no reason to wait, or none of known length.
+    /// How long to wait before the next request: `Retry-After` if it is there, and otherwise the
+    /// longest wait of the limits that have nothing left. `None` if there is no reason to wait, or
+    /// none of known length.
     #[must_use]
     pub fn wait(&self) -> Option<Duration> {
         let exhausted = self.limits.iter().filter(|limit| limit.remaining == 0);

@@ -1,4 +1,5 @@
-//! The `RateLimit` fields of draft-ietf-httpapi-ratelimit-headers-11, as structured lists (RFC 9651).
+//! The `RateLimit` fields of draft-ietf-httpapi-ratelimit-headers-11, as structured lists (RFC
+//! 9651).
 
 use std::fmt::Write;
 
@@ -56,7 +57,8 @@ fn policy_item(entry: &FieldEntry<'_>) -> String {
     item
 }
 
-/// A name has up to 64 bytes, each integer 15, and a partition key 18: 124 with what is around them.
+/// A name has up to 64 bytes, each integer 15, and a partition key 18: 124 with what is around
+/// them.
 fn limit_item(entry: &FieldEntry<'_>) -> ArrayString<128> {
     let mut item = ArrayString::new();
     write_name(&mut item, entry.name);
@@ -82,8 +84,8 @@ fn write_name(item: &mut impl Write, name: &str) {
     write(item, "\"");
 }
 
-/// The integer, or the largest that a structured field can hold. `sfv` writes integers through the formatter, which takes longer than
-/// all else here.
+/// The integer, or the largest that a structured field can hold. `sfv` writes integers through the
+/// formatter, which takes longer than all else here.
 fn write_integer(item: &mut impl Write, parameter: &str, value: u64) {
     write(item, parameter);
     write(item, itoa::Buffer::new().format(value.min(MAX_FIELD_INTEGER)));

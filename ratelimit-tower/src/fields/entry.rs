@@ -43,7 +43,8 @@ impl PolicyField {
         Some(Self { limit: entry.limit, window_s: entry.window_s, value })
     }
 
-    /// The field, if it is that of this entry. Of several windows, an algorithm tells the one that is nearest to its end.
+    /// The field, if it is that of this entry. Of several windows, an algorithm tells the one that
+    /// is nearest to its end.
     pub(crate) fn of(&self, entry: &FieldEntry<'_>) -> Option<&HeaderValue> {
         let is_same = self.limit == entry.limit && self.window_s == entry.window_s;
         is_same.then_some(&self.value)
@@ -51,7 +52,8 @@ impl PolicyField {
 }
 
 impl<'a> FieldEntry<'a> {
-    /// The fields about this decision of this limit. Those of one that clients do not see have its own name.
+    /// The fields about this decision of this limit. Those of one that clients do not see have its
+    /// own name.
     pub(crate) fn new<A: Quota + 'static>(
         limit: &'a Limit<A>,
         decision: &Decision,
@@ -62,8 +64,8 @@ impl<'a> FieldEntry<'a> {
         };
         let set = fields.shown(limit.name()).and_then(|shown| shown.unit.as_ref());
         let unit = set.unwrap_or_else(own);
-        // A window that is not a whole number of seconds is rounded up: the quota over a longer time promises no more. One
-        // below a second cannot be said.
+        // A window that is not a whole number of seconds is rounded up: the quota over a longer
+        // time promises no more. One below a second cannot be said.
         let is_told = |us: &u64| *us >= 1_000_000 && *unit != Unit::ConcurrentRequests;
         let window_us = limit.algorithm().window_us(decision).filter(is_told);
         Self {
@@ -79,7 +81,8 @@ impl<'a> FieldEntry<'a> {
         }
     }
 
-    /// The same of a limit of which places are free when other requests end: after this wait, if it is known.
+    /// The same of a limit of which places are free when other requests end: after this wait, if it
+    /// is known.
     pub(crate) fn busy(mut self, wait_us: Option<u64>) -> Self {
         if self.reset_after_us != Some(0) {
             (self.more_after_us, self.reset_after_us) = (wait_us, wait_us);

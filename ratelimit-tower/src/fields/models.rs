@@ -11,14 +11,16 @@ use super::{FieldEntry, LimitFields, MAX_FIELD_INTEGER, Unit};
 
 /// The fields in which providers of language models describe their limits. Their clients read them.
 ///
-/// They tell of limits of the names `requests`, `tokens`, `input-tokens` and `output-tokens`: the limit, what remains, and when
-/// nothing is missing any more. [`Advice`](crate::Advice) reads them all.
+/// They tell of limits of the names `requests`, `tokens`, `input-tokens` and `output-tokens`: the
+/// limit, what remains, and when nothing is missing any more. [`Advice`](crate::Advice) reads them
+/// all.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ModelFields {
     /// `anthropic-ratelimit-input-tokens-remaining` and the like, with the time as of RFC 3339.
     Anthropic,
-    /// `x-ratelimit-remaining-tokens` and the like, of `requests` and `tokens`, with a duration such as `6m0s` or `820ms`.
+    /// `x-ratelimit-remaining-tokens` and the like, of `requests` and `tokens`, with a duration
+    /// such as `6m0s` or `820ms`.
     OpenAi,
 }
 

@@ -1,5 +1,6 @@
-//! Reads fields that are older than the current draft: `RateLimit` as of draft 07, `RateLimit-Limit` and its siblings as of drafts up
-//! to 06, and `X-RateLimit-Limit` and its siblings, as GitHub writes them. None of them names its limit.
+//! Reads fields that are older than the current draft: `RateLimit` as of draft 07,
+//! `RateLimit-Limit` and its siblings as of drafts up to 06, and `X-RateLimit-Limit` and its
+//! siblings, as GitHub writes them. None of them names its limit.
 
 use std::time::{Duration, SystemTime};
 
@@ -14,11 +15,12 @@ use super::{PREFIXED, UNPREFIXED, Unit};
 /// The name of a limit that has none.
 const UNNAMED: &str = "default";
 
-/// Numbers from here on are no seconds from now, which would be 31 years, but a Unix time; and from a thousand times as many on, one
-/// in milliseconds.
+/// Numbers from here on are no seconds from now, which would be 31 years, but a Unix time; and from
+/// a thousand times as many on, one in milliseconds.
 const LEAST_UNIX_S: u64 = 1_000_000_000;
 
-/// Adds what the older fields say, if the current one says nothing: a service that sends both describes the same limits.
+/// Adds what the older fields say, if the current one says nothing: a service that sends both
+/// describes the same limits.
 pub(super) fn read(headers: &HeaderMap, now: SystemTime, advice: &mut Advice) {
     if advice.policies.is_empty() {
         advice.policies = unnamed_policies(headers).unwrap_or_default();
@@ -110,7 +112,8 @@ fn until(reset: &str, now: SystemTime) -> Option<Duration> {
     Some(at.duration_since(now).unwrap_or_default())
 }
 
-/// A number of seconds, which may have a fraction; one that is finer than a nanosecond is rounded up.
+/// A number of seconds, which may have a fraction; one that is finer than a nanosecond is rounded
+/// up.
 fn seconds(text: &str) -> Option<Duration> {
     let (whole, fraction) = text.split_once('.').unwrap_or((text, "0"));
     let is_number = |digits: &str| !digits.is_empty() && digits.bytes().all(|b| b.is_ascii_digit());
@@ -124,8 +127,9 @@ fn seconds(text: &str) -> Option<Duration> {
     Some(wait.saturating_add(Duration::from_nanos(u64::from(is_finer))))
 }
 
-/// `Retry-After`: whole seconds, or a date (RFC 9110, section 10.2.3); some services write a fraction, or milliseconds in a field
-/// of their own, which is the more exact one. Several lines are malformed.
+/// `Retry-After`: whole seconds, or a date (RFC 9110, section 10.2.3); some services write a
+/// fraction, or milliseconds in a field of their own, which is the more exact one. Several lines
+/// are malformed.
 pub(super) fn retry_after(headers: &HeaderMap, now: SystemTime) -> Option<Duration> {
     let text = |name: &str| {
         let mut lines = headers.get_all(name).iter();

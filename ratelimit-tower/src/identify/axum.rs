@@ -6,13 +6,14 @@ use http::request::Parts;
 
 use super::{Identification, Identify, IdentifyError, from_fn};
 
-/// Identifies by the route that axum matched, such as `/users/{id}`. All paths of a route share a limit.
+/// Identifies by the route that axum matched, such as `/users/{id}`. All paths of a route share a
+/// limit.
 ///
-/// The layer must be added with `Router::layer` or `Router::route_layer` of the router that has the routes. A request that no
-/// route matched, which the fallback answers, has the identifier `*`.
+/// The layer must be added with `Router::layer` or `Router::route_layer` of the router that has the
+/// routes. A request that no route matched, which the fallback answers, has the identifier `*`.
 ///
-/// A layer around `nest_service` does not see the routes of the service, which share `*` then: nest a router by `nest`, or add the
-/// layer to the inner router.
+/// A layer around `nest_service` does not see the routes of the service, which share `*` then: nest
+/// a router by `nest`, or add the layer to the inner router.
 #[must_use]
 pub fn matched_route() -> impl Identify {
     from_fn(|request| {
@@ -23,7 +24,8 @@ pub fn matched_route() -> impl Identify {
 
 /// Identifies by a parameter of the path: `path_param("tenant")` for `/{tenant}/orders`.
 ///
-/// A request whose route has no such parameter is answered with 500, because the layer is on the wrong routes.
+/// A request whose route has no such parameter is answered with 500, because the layer is on the
+/// wrong routes.
 #[must_use]
 pub fn path_param(name: &'static str) -> impl Identify {
     move |request: &mut Parts| {

@@ -12,7 +12,8 @@ use super::open::OpenReservation;
 use super::{Charge, grpc_status};
 
 pin_project! {
-    /// A body that settles the reservation of its request when it ends, fails, or is dropped because the client is gone.
+    /// A body that settles the reservation of its request when it ends, fails, or is dropped
+    /// because the client is gone.
     ///
     /// It passes everything else on to the body of the inner service.
     #[derive(Debug)]
@@ -64,7 +65,8 @@ impl<B: Body> Body for SettledBody<B> {
                 {
                     reservation.by_response.set(cost);
                 }
-                // A server that knows that this was the last frame asks for no other, and may hold the body until it is sent.
+                // A server that knows that this was the last frame asks for no other, and may hold
+                // the body until it is sent.
                 if this.body.is_end_stream() {
                     drop(this.reservation.take());
                 }

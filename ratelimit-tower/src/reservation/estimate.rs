@@ -6,29 +6,32 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use derive_where::derive_where;
 use ratelimit_core::ConfigError;
 
-/// The most classes that learn. All others keep the first estimate: with one that they share, a client that invents classes would set
-/// the estimates of its neighbours.
+/// The most classes that learn. All others keep the first estimate: with one that they share, a
+/// client that invents classes would set the estimates of its neighbours.
 const MOST_CLASSES: usize = 1_024;
-/// The least weight of a new cost: about so many of the last costs count, so the estimate follows costs that change.
+/// The least weight of a new cost: about so many of the last costs count, so the estimate follows
+/// costs that change.
 const LEAST_WEIGHT: f64 = 1.0 / 50.0;
 
-/// Estimates of costs that are known late, by the class of a request, such as its model and user group: the cost that a share
-/// of such requests has not exceeded.
+/// Estimates of costs that are known late, by the class of a request, such as its model and user
+/// group: the cost that a share of such requests has not exceeded.
 ///
-/// A high share, such as 0.9, makes extensions rare and reserves more than most requests need. Clones learn together.
+/// A high share, such as 0.9, makes extensions rare and reserves more than most requests need.
+/// Clones learn together.
 ///
 /// # The formula
 ///
-/// An estimate moves with the logarithm `l` of each cost: `q ← q + w·(share − [l ≤ q])`, and is `e^q`. It rests where costs
-/// stay below it for the share of requests. The weight `w` of the nth cost is `1/n`, and at least 1/50. The source is Robbins
-/// and Monro, [*A Stochastic Approximation Method*](https://doi.org/10.1214/aoms/1177729586), 1951; Tierney,
-/// [*A Space-Efficient Recursive Procedure for Estimating a Quantile*](https://doi.org/10.1137/0904048), 1983, shows that it
+/// An estimate moves with the logarithm `l` of each cost: `q ← q + w·(share − [l ≤ q])`, and is
+/// `e^q`. It rests where costs stay below it for the share of requests. The weight `w` of the nth
+/// cost is `1/n`, and at least 1/50. The source is Robbins and Monro, [*A Stochastic Approximation
+/// Method*](https://doi.org/10.1214/aoms/1177729586), 1951; Tierney, [*A Space-Efficient Recursive
+/// Procedure for Estimating a Quantile*](https://doi.org/10.1137/0904048), 1983, shows that it
 /// finds quantiles.
 ///
 /// # Bounds
 ///
-/// A class takes its name and 16 bytes. Of more than 1,024 classes, the later ones keep the first estimate. So take a class that
-/// callers cannot invent.
+/// A class takes its name and 16 bytes. Of more than 1,024 classes, the later ones keep the first
+/// estimate. So take a class that callers cannot invent.
 ///
 /// ```
 /// use ratelimit_tower::CostEstimates;
@@ -60,7 +63,8 @@ struct Estimate {
 }
 
 impl CostEstimates {
-    /// Estimates that this share of requests does not exceed, and `first` while nothing is known of a class.
+    /// Estimates that this share of requests does not exceed, and `first` while nothing is known of
+    /// a class.
     ///
     /// # Errors
     /// The share is not between 0 and 1.

@@ -15,7 +15,8 @@ pub(super) fn of<B>(response: &Response<B>) -> StatusCode {
     of_fields(response.headers()).unwrap_or_else(|| response.status())
 }
 
-/// What `grpc-status` stands for: the mapping of `google/rpc/code.proto`. 499 is no status of HTTP's own: the client left.
+/// What `grpc-status` stands for: the mapping of `google/rpc/code.proto`. 499 is no status of
+/// HTTP's own: the client left.
 pub(super) fn of_fields(fields: &HeaderMap) -> Option<StatusCode> {
     let code: u16 = fields.get("grpc-status")?.to_str().ok()?.parse().ok()?;
     let status = match code {

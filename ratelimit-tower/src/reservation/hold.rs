@@ -6,11 +6,11 @@ use ratelimit_core::{LimitCosts, Verdict};
 
 use super::open::{BoxError, OpenReservation};
 
-/// Keeps what a request has reserved for longer than its response takes: an extension of each request that a layer that
-/// [reserves](super::Reserving) admits.
+/// Keeps what a request has reserved for longer than its response takes: an extension of each
+/// request that a layer that [reserves](super::Reserving) admits.
 ///
-/// A connection that is upgraded, such as a WebSocket, lives on after the response 101, and no layer sees it end. So its
-/// handler keeps the reservations, of all layers, until then:
+/// A connection that is upgraded, such as a WebSocket, lives on after the response 101, and no
+/// layer sees it end. So its handler keeps the reservations, of all layers, until then:
 ///
 /// ```
 /// use axum::body::Body;
@@ -42,12 +42,14 @@ pub struct Hold(
 );
 
 impl Hold {
-    /// Grows what the request has reserved to this total, if what is added fits: a stream that is longer than its estimate asks
-    /// before it goes on, and stops after a denial. Returns the last verdict; `None` if nothing is reserved any more, because the
-    /// client has gone or the response has ended.
+    /// Grows what the request has reserved to this total, if what is added fits: a stream that is
+    /// longer than its estimate asks before it goes on, and stops after a denial. Returns the last
+    /// verdict; `None` if nothing is reserved any more, because the client has gone or the response
+    /// has ended.
     ///
-    /// Layers inside each other are asked one after the other, up to the first that denies, each for those of its limits that the
-    /// total names. A limit of [`Concurrency`](ratelimit_core::Concurrency) keeps its places, and is not extended.
+    /// Layers inside each other are asked one after the other, up to the first that denies, each
+    /// for those of its limits that the total names. A limit of
+    /// [`Concurrency`](ratelimit_core::Concurrency) keeps its places, and is not extended.
     ///
     /// # Errors
     /// The error of the store; a name that no limit of these layers has.

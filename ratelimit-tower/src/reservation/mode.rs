@@ -78,7 +78,8 @@ impl<S: Store<A> + 'static, A: Quota + 'static> LayerMode<S, A> for Reserving {
     }
 }
 
-/// What is known of a request that the service answers. No reservation if it is exempt, or if the store could not decide.
+/// What is known of a request that the service answers. No reservation if it is exempt, or if the
+/// store could not decide.
 pub struct Underway {
     mode: Reserving,
     reservation: Option<Arc<OpenReservation>>,
@@ -87,7 +88,8 @@ pub struct Underway {
 impl Grant for Underway {
     type Body<B> = SettledBody<B>;
 
-    /// Gives the handler its extensions. A request without a reservation has them too, so that a handler can rely on them.
+    /// Gives the handler its extensions. A request without a reservation has them too, so that a
+    /// handler can rely on them.
     fn begin(&mut self, request: &mut Extensions) {
         let meter = request.get_or_insert_default::<Meter>().clone();
         let hold = request.get_or_insert_default::<Hold>();

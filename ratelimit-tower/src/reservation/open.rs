@@ -20,7 +20,8 @@ use crate::caller::{Sources, Values};
 use crate::config::HoldTime;
 use crate::log::Log;
 
-/// A caller that outlives its request, counted among the settlements until its reservation is settled.
+/// A caller that outlives its request, counted among the settlements until its reservation is
+/// settled.
 pub(super) struct Counted {
     pub(super) sources: Sources,
     pub(super) values: Values,
@@ -51,7 +52,8 @@ pub(super) enum Renewed {
 
 /// A reservation of any store, which is settled at its cost when it is dropped.
 pub(super) trait Settle: Send + Sync {
-    /// Sets the cost under all limits, if there is one, and then that under those which `each` names.
+    /// Sets the cost under all limits, if there is one, and then that under those which `each`
+    /// names.
     fn set_costs(&mut self, all: Option<u64>, each: &LimitCosts);
 
     /// Whether it is charged under the limit of this name.
@@ -92,8 +94,8 @@ impl<S: Store<A> + 'static, A: Quota + 'static> Settle for OwnedReservation<S, A
     }
 }
 
-/// What a request has reserved. It is settled when the last of its holders is dropped: at what the handler says, or else at what the
-/// response costs, or else at the estimate.
+/// What a request has reserved. It is settled when the last of its holders is dropped: at what the
+/// handler says, or else at what the response costs, or else at the estimate.
 #[derive_where(Debug)]
 pub(super) struct OpenReservation {
     #[derive_where(skip)]
@@ -109,7 +111,8 @@ pub(super) struct OpenReservation {
 }
 
 impl OpenReservation {
-    /// Renews it at half of its life, until it is dropped. After a failure there are three more attempts before it ends.
+    /// Renews it at half of its life, until it is dropped. After a failure there are three more
+    /// attempts before it ends.
     pub(super) async fn renewals(this: Weak<Self>, life: Duration, log: Arc<Log>) {
         let mut wait = life / 2;
         loop {

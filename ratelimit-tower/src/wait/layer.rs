@@ -15,12 +15,14 @@ use crate::fields::advice::Advice;
 use crate::log::LogLines;
 use crate::{BoxFuture, take_ready};
 
-/// Makes the requests of a client wait until its own limits admit them, such as those of an API of another service.
+/// Makes the requests of a client wait until its own limits admit them, such as those of an API of
+/// another service.
 ///
 /// It limits requests of any type. The function returns the key of a request.
 ///
-/// [`heed_answers`](Self::heed_answers) and [`adopt_answers`](Self::adopt_answers) are for services whose response is an
-/// [`http::Response`]. One with a response of its own, such as `reqwest::Client`, is converted below the layer:
+/// [`heed_answers`](Self::heed_answers) and [`adopt_answers`](Self::adopt_answers) are for services
+/// whose response is an [`http::Response`]. One with a response of its own, such as
+/// `reqwest::Client`, is converted below the layer:
 /// `client.map_response(http::Response::<reqwest::Body>::from)`, by `tower::ServiceExt`.
 ///
 /// ```
@@ -63,8 +65,8 @@ impl<S: Store<A>, F, Res, A: Algorithm> WaitLayer<S, F, Res, A> {
         Self { waiter, caller, max_wait, hold_back: None, adopts: None, unadopted, unshared }
     }
 
-    /// The same layer, where this function returns, from a response, for how long later requests of the same key are delayed:
-    /// for responses that are not HTTP, or rules of another service.
+    /// The same layer, where this function returns, from a response, for how long later requests of
+    /// the same key are delayed: for responses that are not HTTP, or rules of another service.
     #[must_use]
     pub fn hold_back_by(
         mut self,
@@ -76,15 +78,18 @@ impl<S: Store<A>, F, Res, A: Algorithm> WaitLayer<S, F, Res, A> {
 }
 
 impl<S: Store<A>, F, B, A: Algorithm> WaitLayer<S, F, Response<B>, A> {
-    /// The same layer, which heeds the answers of the other service: after a 429 or 503 with a wait, in `Retry-After` or in the
-    /// fields that [`Advice`] reads, and after a 403 with one, which GitHub answers, later requests of the same key [wait until
-    /// then](Waiter::hold_back). With [shared holds](Waiter::shared_holds), those of other processes do so too; if the store
+    /// The same layer, which heeds the answers of the other service: after a 429 or 503 with a
+    /// wait, in `Retry-After` or in the fields that [`Advice`] reads, and after a 403 with one,
+    /// which GitHub answers, later requests of the same key [wait until then](Waiter::hold_back).
+    /// With [shared holds](Waiter::shared_holds), those of other processes do so too; if the store
     /// cannot, the log says so, at most once per second.
     ///
-    /// The denied response itself is handed on. A retry around this layer sends the request again when its turn comes.
+    /// The denied response itself is handed on. A retry around this layer sends the request again
+    /// when its turn comes.
     ///
-    /// It is off by default, because the key decides who waits. If all requests to a host have one key and the service limits one route
-    /// of it, one denial holds back the requests to all routes.
+    /// It is off by default, because the key decides who waits. If all requests to a host have one
+    /// key and the service limits one route of it, one denial holds back the requests to all
+    /// routes.
     ///
     /// ```
     /// # use std::time::Duration;
@@ -108,8 +113,9 @@ impl<S: Store<A>, F, B, A: Algorithm> WaitLayer<S, F, Response<B>, A> {
         })
     }
 
-    /// The same layer, which [adopts](Waiter::adopt) what the answers of the other service say remains, before it hands them on. If
-    /// the store cannot, the log says so, at most once per second.
+    /// The same layer, which [adopts](Waiter::adopt) what the answers of the other service say
+    /// remains, before it hands them on. If the store cannot, the log says so, at most once per
+    /// second.
     #[must_use]
     pub fn adopt_answers(mut self) -> Self {
         self.adopts = Some(|response| Advice::from_headers(response.headers()));

@@ -11,8 +11,8 @@ use tokio::time::{Instant, timeout, timeout_at};
 /// The longest time for which a queue is held back.
 pub(super) const LONGEST_HOLD: Duration = Duration::from_secs(24 * 60 * 60);
 
-/// How much later than it means to the caller whose turn it is may go on, until the others no longer wait for it: its future may
-/// be kept, and not polled again.
+/// How much later than it means to the caller whose turn it is may go on, until the others no
+/// longer wait for it: its future may be kept, and not polled again.
 const PATIENCE: Duration = Duration::from_secs(1);
 
 /// What a queue is for.
@@ -24,7 +24,8 @@ pub(super) enum QueueKey {
     Limit(usize, String),
 }
 
-/// Held by the caller that may ask the store. It is fair: others get it in the order in which they came.
+/// Held by the caller that may ask the store. It is fair: others get it in the order in which they
+/// came.
 type TurnLock = tokio::sync::Mutex<()>;
 
 /// The queues of the callers that wait now, or are held back.
@@ -81,7 +82,8 @@ impl WaitQueues {
     }
 
     pub(super) fn hold_back(&self, name: QueueKey, wait: Duration) {
-        // A clock that cannot tell the time of tomorrow holds nothing back. Answers come in any order: the longest counts.
+        // A clock that cannot tell the time of tomorrow holds nothing back. Answers come in any
+        // order: the longest counts.
         let until = Instant::now().checked_add(wait.min(LONGEST_HOLD));
         self.with(name, |queue| queue.held_until = queue.held_until.max(until));
     }
@@ -102,7 +104,8 @@ pub(super) struct Turn<'a> {
 }
 
 impl<'a> QueuePosition<'a> {
-    /// Waits for the turn in another queue, while the caller keeps its turn in this one; `None` if the deadline is over first.
+    /// Waits for the turn in another queue, while the caller keeps its turn in this one; `None` if
+    /// the deadline is over first.
     pub(super) async fn turn_in(
         &self,
         other: QueueKey,
@@ -121,8 +124,8 @@ impl<'a> QueuePosition<'a> {
         Some(Turn { _lock: lock, position })
     }
 
-    /// Waits for the caller's turn; `None` if the deadline is over first. Where the caller whose turn it is does not go on, the
-    /// others form another queue.
+    /// Waits for the caller's turn; `None` if the deadline is over first. Where the caller whose
+    /// turn it is does not go on, the others form another queue.
     pub(super) async fn take_turn(
         &mut self,
         deadline: Option<Instant>,
@@ -163,7 +166,8 @@ impl<'a> QueuePosition<'a> {
         overdue_at.map_or(soon, |at| if at > Instant::now() { at } else { soon })
     }
 
-    /// Moves to the queue that others have formed, or forms it if the caller whose turn it is is overdue.
+    /// Moves to the queue that others have formed, or forms it if the caller whose turn it is is
+    /// overdue.
     fn moves_to_another_queue(&mut self) -> bool {
         let queues = &mut self.queues.lock().queues;
         let queue = queues.entry(self.name.clone()).or_default();
@@ -181,7 +185,8 @@ impl<'a> QueuePosition<'a> {
         self.queues.hold_back(self.name.clone(), wait);
     }
 
-    /// Until when the queue is held back, if it is. The error is the time, if it lies beyond the deadline.
+    /// Until when the queue is held back, if it is. The error is the time, if it lies beyond the
+    /// deadline.
     pub(super) fn held_until(
         &self,
         deadline: Option<Instant>,

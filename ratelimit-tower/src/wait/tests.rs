@@ -62,7 +62,8 @@ async fn used_up() -> Paused {
     waiter
 }
 
-/// A wait of a minute at most, which has taken its place. It ends with the time at which it was admitted.
+/// A wait of a minute at most, which has taken its place. It ends with the time at which it was
+/// admitted.
 async fn enqueue(waiter: &Paused, cost: u64) -> JoinHandle<Instant> {
     let waiter = waiter.clone();
     let waits = tokio::spawn(async move {
@@ -385,7 +386,8 @@ async fn what_an_answer_says_remains_is_adopted_and_never_more() {
     }
 }
 
-/// As in a `select!` or `join!` whose task does other work: the first future is kept, and never polled again.
+/// As in a `select!` or `join!` whose task does other work: the first future is kept, and never
+/// polled again.
 #[tokio::test(start_paused = true)]
 async fn a_wait_that_is_kept_and_not_polled_holds_others_back_for_a_second() {
     let (waiter, start) = (used_up().await, Instant::now());
@@ -398,7 +400,8 @@ async fn a_wait_that_is_kept_and_not_polled_holds_others_back_for_a_second() {
     for other in others {
         other.await.unwrap();
     }
-    // One second for the first, which would have gone on after one; both are admitted, one per second.
+    // One second for the first, which would have gone on after one; both are admitted, one per
+    // second.
     assert_passed(start, 2..5);
     drop(kept);
     assert!(waiter.queues.lock().queues.is_empty());

@@ -51,7 +51,8 @@ async fn a_denial_tells_the_exact_wait_and_other_rejections_are_their_own_codes(
     }
 }
 
-/// The end of a call, as tonic sends it: in the header where nothing was sent before, or in the trailers.
+/// The end of a call, as tonic sends it: in the header where nothing was sent before, or in the
+/// trailers.
 fn ends(code: Code, in_trailers: bool) -> Response<Body> {
     let status = Status::new(code, "").into_http::<Body>();
     if !in_trailers {

@@ -1,4 +1,5 @@
-//! The layer in front of services: who is limited, by what, what clients receive, and what a request costs.
+//! The layer in front of services: who is limited, by what, what clients receive, and what a
+//! request costs.
 #![cfg(all(feature = "axum", feature = "grpc", feature = "reload", feature = "tokio"))]
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests")]
 

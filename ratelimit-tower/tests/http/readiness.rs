@@ -14,7 +14,8 @@ use tower::{Layer, Service, ServiceExt};
 
 use crate::harness::{Faulty, Rows, by_ip, layer, limits, request};
 
-/// A service that must be ready before each call, and whose clones are not. They count their calls together.
+/// A service that must be ready before each call, and whose clones are not. They count their calls
+/// together.
 #[derive(Default)]
 struct Strict {
     is_ready: bool,
@@ -46,7 +47,8 @@ impl Service<Request<Body>> for Strict {
 
 const TWENTY: Rows = &[("burst", "gcra 20/d burst 20", "ip")];
 
-/// Sends 25 requests, several at once by one service and by its clones; of these, 20 are admitted and reach the service.
+/// Sends 25 requests, several at once by one service and by its clones; of these, 20 are admitted
+/// and reach the service.
 async fn twenty_of_25_are_admitted<L, S, B>(layer: L)
 where
     L: Layer<Strict, Service = S>,

@@ -1,4 +1,5 @@
-//! A layer whose policy is replaced: checked against the layer's identifiers, and shared by several layers.
+//! A layer whose policy is replaced: checked against the layer's identifiers, and shared by several
+//! layers.
 
 use std::fmt::Debug;
 use std::sync::{Arc, Mutex};
@@ -116,7 +117,8 @@ impl Log {
     /// Hears what this thread logs until the guards are dropped.
     pub(crate) fn listens(&self) -> (tracing::Dispatch, DefaultGuard) {
         let subscriber = tracing_subscriber::registry().with(self.clone());
-        // Beside a single subscriber, `tracing` keeps for good what the thread that met a line first hears of it.
+        // Beside a single subscriber, `tracing` keeps for good what the thread that met a line
+        // first hears of it.
         let other = tracing::Dispatch::new(NoSubscriber::new());
         (other, tracing::subscriber::set_default(subscriber))
     }

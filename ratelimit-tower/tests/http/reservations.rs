@@ -1,4 +1,5 @@
-//! Costs that are known after the response: reserved, settled by status, bytes or the handler's word, however the request ends.
+//! Costs that are known after the response: reserved, settled by status, bytes or the handler's
+//! word, however the request ends.
 
 use std::convert::Infallible;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};

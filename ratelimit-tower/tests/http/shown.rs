@@ -1,4 +1,5 @@
-//! What clients and handlers see by choice: a limit of another name, none, abnormal usage, waits that differ, decisions, refusals.
+//! What clients and handlers see by choice: a limit of another name, none, abnormal usage, waits
+//! that differ, decisions, refusals.
 
 use std::collections::BTreeSet;
 use std::time::Duration;

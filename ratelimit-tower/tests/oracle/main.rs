@@ -1,5 +1,6 @@
-//! The oracle: a plain model of the layer, and generated layers and requests that both answer. Status, fields, problem, waits, and
-//! what the store is asked to charge are compared by the names of the limits.
+//! The oracle: a plain model of the layer, and generated layers and requests that both answer.
+//! Status, fields, problem, waits, and what the store is asked to charge are compared by the names
+//! of the limits.
 #![cfg(all(feature = "axum", feature = "grpc", feature = "tokio"))]
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests")]
 
@@ -134,7 +135,8 @@ impl Both<'_> {
         }
     }
 
-    /// The time until the next request passes, and begins with what the store is charged that it has missed.
+    /// The time until the next request passes, and begins with what the store is charged that it
+    /// has missed.
     async fn passes(&mut self, ms: u64) -> Result<(), TestCaseError> {
         let mut due = self.model.recover();
         self.model.passes(ms);

@@ -1,6 +1,7 @@
-//! The model: what a layer answers and charges, computed from the configuration and the requests alone. It is written after the guide
-//! and not after the code. It knows no store, and one limit at a time: for each key it has the state of a limit, which the algorithm's
-//! step changes, or how many places are held.
+//! The model: what a layer answers and charges, computed from the configuration and the requests
+//! alone. It is written after the guide and not after the code. It knows no store, and one limit at
+//! a time: for each key it has the state of a limit, which the algorithm's step changes, or how
+//! many places are held.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -72,7 +73,8 @@ pub(crate) struct Model<'a> {
     /// Whether the store has answered since it was last charged what it had missed.
     pub(crate) answered: bool,
     pub(crate) pending: Pending<'a>,
-    /// How many requests each limit has allowed, denied and spared by its choice, without the store.
+    /// How many requests each limit has allowed, denied and spared by its choice, without the
+    /// store.
     pub(crate) without_store: BTreeMap<(&'static str, u8), [u64; 3]>,
 }
 
@@ -164,7 +166,8 @@ impl<'a> Model<'a> {
         self.held.get(key).copied().unwrap_or_default()
     }
 
-    /// What a limit of so many places says, of which so many are held. When the next is free depends on the holders.
+    /// What a limit of so many places says, of which so many are held. When the next is free
+    /// depends on the holders.
     fn busy(&self, cost: u64, (places, held): (u64, u64), allowed: bool) -> Decision {
         let wait_us = match self.setup.fields.busy {
             Busy::Untold => None,
@@ -317,8 +320,8 @@ impl<'a> Model<'a> {
         Answer { status: 429, problem: Some(problem), ..answer }
     }
 
-    /// A client waits until its limits admit it, for as long as it has patience. Returns when it goes on, in microseconds from now,
-    /// or why it does not.
+    /// A client waits until its limits admit it, for as long as it has patience. Returns when it
+    /// goes on, in microseconds from now, or why it does not.
     pub(crate) fn wait(&mut self, ask: &Ask) -> Waited {
         self.passes(ask.after_ms);
         let with_key = |limit: &'a LimitSpec| Some((limit, self.whose(limit, ask)?, ask.cost));

@@ -1,4 +1,5 @@
-//! The model of an outage: while the store is unreachable, a fallback decides by the choice of each limit.
+//! The model of an outage: while the store is unreachable, a fallback decides by the choice of each
+//! limit.
 
 use ratelimit_core::algorithm::Share as _;
 use ratelimit_core::{Algorithm as _, AnyAlgorithm, Decision, OnOutage};
@@ -113,7 +114,8 @@ impl<'a> Model<'a> {
         said
     }
 
-    /// What was admitted by this node's shares is charged to the store when it is back. What was reserved is not.
+    /// What was admitted by this node's shares is charged to the store when it is back. What was
+    /// reserved is not.
     fn note(&mut self, said: &[Said<'a>]) {
         let charges = self.setup.fallback.is_some_and(|outages| outages.charges);
         let reserves = matches!(self.setup.mode, crate::setup::Mode::Reserving(_));
@@ -133,7 +135,8 @@ impl<'a> Model<'a> {
         }
     }
 
-    /// The store has answered: it is charged what was admitted without it, as far as that still counts.
+    /// The store has answered: it is charged what was admitted without it, as far as that still
+    /// counts.
     pub(crate) fn recover(&mut self) -> Vec<(String, Vec<String>, u64)> {
         if !std::mem::take(&mut self.answered) {
             return Vec::new();

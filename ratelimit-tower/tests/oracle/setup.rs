@@ -151,7 +151,8 @@ pub(crate) struct Setup {
     pub(crate) fields: FieldChoice,
     pub(crate) mode: Mode,
     pub(crate) frees_500: bool,
-    /// A fallback around the store, or else whether requests are admitted that the store cannot decide.
+    /// A fallback around the store, or else whether requests are admitted that the store cannot
+    /// decide.
     pub(crate) fallback: Option<Outages>,
     pub(crate) admits_outage: bool,
     pub(crate) grpc: bool,
@@ -379,7 +380,8 @@ fn setup(mode: Mode) -> impl Strategy<Value = Setup> {
     let reserves = matches!(mode, Mode::Reserving(_));
     (limits(reserves), header, select(user), fields, fallback, frees).prop_map(
         move |(mut limits, header, user, fields, fallback, frees)| {
-            // Of shadow limits alone, the first that an outage leaves without a reservation hides the others.
+            // Of shadow limits alone, the first that an outage leaves without a reservation hides
+            // the others.
             limits[0].shadow &= !(reserves && fallback.is_some());
             let (frees_500, admits_outage, grpc) = frees;
             Setup { limits, header, user, fields, mode, frees_500, fallback, admits_outage, grpc }

@@ -56,7 +56,8 @@ impl Clock for Passing {
 /// A charge that the store is asked for: limit, key, cost.
 type Noted = (String, String, u64);
 
-/// A store in memory that notes each charge that it is asked for and each settlement that it makes, and can be away.
+/// A store in memory that notes each charge that it is asked for and each settlement that it makes,
+/// and can be away.
 struct Noting {
     store: MemoryStore<AnyAlgorithm, Passing>,
     away: AtomicBool,
@@ -454,7 +455,8 @@ impl System {
         std::mem::take(&mut self.store.settled.lock().unwrap())
     }
 
-    /// How many requests each limit has allowed, denied and spared by its choice, without the store.
+    /// How many requests each limit has allowed, denied and spared by its choice, without the
+    /// store.
     pub(crate) fn without_store(&self) -> Vec<(String, u8, [u64; 3])> {
         let counts = self.fallback.iter().flat_map(Fallback::outage_counts);
         let counts = counts.map(|count| {

@@ -1,4 +1,5 @@
-//! The part of the model that is about admitted requests: what they have reserved is settled when the last of what they hold ends.
+//! The part of the model that is about admitted requests: what they have reserved is settled when
+//! the last of what they hold ends.
 
 use ratelimit_core::algorithm::AnyState;
 use ratelimit_core::{Algorithm as _, AnyAlgorithm, Timestamp};
@@ -6,7 +7,8 @@ use ratelimit_core::{Algorithm as _, AnyAlgorithm, Timestamp};
 use crate::model::{Answer, Keeper, Model, Said};
 use crate::setup::{Ask, Charged, Go, Handler, Mode, Outcome};
 
-/// A settlement in the store: the limit's name, whose it is, at what cost, and how much of that is forgiven.
+/// A settlement in the store: the limit's name, whose it is, at what cost, and how much of that is
+/// forgiven.
 pub(crate) type Settled = (String, Vec<String>, u64, u64);
 
 /// An admitted request, until the last of what it holds ends.
@@ -103,7 +105,8 @@ impl<'a> Model<'a> {
         Answer { status, ..answer }
     }
 
-    /// One of those that are underway goes on. Returns what is settled, and whether it is underway still.
+    /// One of those that are underway goes on. Returns what is settled, and whether it is underway
+    /// still.
     pub(crate) fn go(&mut self, nth: usize, go: Go) -> (Vec<Settled>, bool) {
         let setup = self.setup;
         let is_free = |status| status == 304 || (status == 500 && setup.frees_500);
@@ -135,7 +138,8 @@ impl<'a> Model<'a> {
         (settled, stays)
     }
 
-    /// All of what a request has reserved costs what the handler says, or else the response, or else the estimate.
+    /// All of what a request has reserved costs what the handler says, or else the response, or
+    /// else the estimate.
     fn settle(&mut self, nth: usize) -> Vec<Settled> {
         let one = &mut self.underway[nth];
         let Some(reserved) = one.reserved.take() else { return Vec::new() };

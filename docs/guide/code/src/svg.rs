@@ -1,4 +1,5 @@
-//! Rows of decisions as SVG. All numbers are integers, in tenths of a unit, so that each machine writes the same text.
+//! Rows of decisions as SVG. All numbers are integers, in tenths of a unit, so that each machine
+//! writes the same text.
 
 use std::fmt::Write;
 
@@ -7,7 +8,8 @@ use crate::{BEGIN_MS, BurstRow, END_MS};
 /// Where things stand: a row's words beside its plot on a wide page, above it on a telephone.
 pub(crate) struct Layout {
     width: u64,
-    /// The time axis: where it begins, and how long it is. The scale of what remains stands after it.
+    /// The time axis: where it begins, and how long it is. The scale of what remains stands after
+    /// it.
     left: u64,
     plot: u64,
     /// The end of the heading, and the height of a row.
@@ -21,8 +23,8 @@ pub(crate) struct Layout {
     /// Within a row: the numbers of the limit, with their anchor, and the note.
     numbers: (u64, u64, &'static str),
     note: u64,
-    /// Within a row: where its plot begins, the requests with half the size of a mark in tenths, and the levels at which
-    /// everything and nothing remains.
+    /// Within a row: where its plot begins, the requests with half the size of a mark in tenths,
+    /// and the levels at which everything and nothing remains.
     begin: u64,
     marks: u64,
     mark: u64,

@@ -1,8 +1,8 @@
 //! The fast path of GCRA: how a store in memory steps it in few instructions.
 //!
-//! It serves limits whose tokens each take a whole number of microseconds, as most do. A unit of work is then a
-//! microsecond, so a span of time *is* the work still to do: nothing is rounded, no tick is ever unfinished, and the
-//! surplus is 0.
+//! It serves limits whose tokens each take a whole number of microseconds, as most do. A unit of
+//! work is then a microsecond, so a span of time *is* the work still to do: nothing is rounded, no
+//! tick is ever unfinished, and the surplus is 0.
 
 #![allow(
     clippy::inline_always,
@@ -23,7 +23,8 @@ use crate::timestamp::Timestamp;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Token {
     us: NonZeroU64,
-    /// The limit's burst. Known not to be 0, so that the compiler compares a cost of 1 with nothing.
+    /// The limit's burst. Known not to be 0, so that the compiler compares a cost of 1 with
+    /// nothing.
     burst: NonZeroU64,
     /// 2^64 divided by `us`, rounded down.
     reciprocal: u64,
@@ -41,8 +42,8 @@ impl Token {
         }
     }
 
-    /// The whole tokens in so many microseconds, and the microseconds left over, by a multiplication: a division takes
-    /// a processor several times as long.
+    /// The whole tokens in so many microseconds, and the microseconds left over, by a
+    /// multiplication: a division takes a processor several times as long.
     #[inline(always)]
     const fn tokens_in(self, us: u64) -> (u64, u64) {
         // Rounding makes this at most 1 too small.
@@ -80,8 +81,8 @@ impl InMemory for Gcra {
         self.token.is_some()
     }
 
-    /// Returns `None` for limits of other tokens, for a cost of 0 or above the burst, and for a clock behind the
-    /// state.
+    /// Returns `None` for limits of other tokens, for a cost of 0 or above the burst, and for a
+    /// clock behind the state.
     #[inline(always)]
     fn step_fast(&self, state: Compact, now: Timestamp, cost: u64) -> Option<Step<Compact>> {
         let token = self.token?;
@@ -91,8 +92,8 @@ impl InMemory for Gcra {
         }
         let token_us = token.us.get();
         let capacity = burst * token_us;
-        // A state written under a larger limit owes at most this limit's whole burst; a surplus that another limit
-        // left counts for nothing.
+        // A state written under a larger limit owes at most this limit's whole burst; a surplus
+        // that another limit left counts for nothing.
         let owed = state.span_us.min(capacity);
         let used = owed.saturating_sub(now.checked_since(state.at)?.as_us());
         let after = used + cost * token_us;
@@ -110,7 +111,8 @@ impl InMemory for Gcra {
             limit: burst,
             remaining,
             retry_after_us: Some(retry_after_us),
-            // Neither is 0: a charge leaves some, and only a used bucket denies a cost within the burst.
+            // Neither is 0: a charge leaves some, and only a used bucket denies a cost within the
+            // burst.
             replenish_after_us: token_us - rest_us,
             reset_after_us: used,
         };

@@ -1,19 +1,22 @@
 //! The arithmetic of GCRA, on the integers of a [`Refill`].
 //!
-//! With `n` tokens per `p` refill ticks (in lowest terms) a token is `p` units of work, and a tick does `n` units:
+//! With `n` tokens per `p` refill ticks (in lowest terms) a token is `p` units of work, and a tick
+//! does `n` units:
 //!
 //! ```text
 //!      at                    TAT                     at + full_us
 //!       ├──────── used ────────┤───── what is left ──────┤
 //! ```
 //!
-//! With a debt more than `full_us` of work may wait: what is used beyond the burst is owed, and nothing fits until it is done.
+//! With a debt more than `full_us` of work may wait: what is used beyond the burst is owed, and
+//! nothing fits until it is done.
 //!
 //! # Side by side
 //!
-//! Another limit may have written the state, with more work than this limit can hold. Then this limit reads its own
-//! whole burst and debt. An acquire replaces the state by that reading and the charge. A refund or a forced charge moves the TAT
-//! as it was written, by as much as it moves the reading: the other limit still counts the rest.
+//! Another limit may have written the state, with more work than this limit can hold. Then this
+//! limit reads its own whole burst and debt. An acquire replaces the state by that reading and the
+//! charge. A refund or a forced charge moves the TAT as it was written, by as much as it moves the
+//! reading: the other limit still counts the rest.
 
 use alloc::borrow::Cow;
 
@@ -73,13 +76,15 @@ impl Refill {
         state.timestamp.as_us() + self.recovery_us()
     }
 
-    /// The state that follows a move from this level to `after` units: a charge or a refund that leaves some.
+    /// The state that follows a move from this level to `after` units: a charge or a refund that
+    /// leaves some.
     #[inline]
     fn moved(&self, mut level: Level, after: u64) -> GcraState {
         let Self { tick_units, tick_us, .. } = *self;
-        // Work counts as done at the end of each tick, so the current tick may have run out of work already. The rest
-        // of that tick must not do the work of a new charge: a new tick begins with it. (A tick of a microsecond ends
-        // in the moment it begins: there this changes nothing.)
+        // Work counts as done at the end of each tick, so the current tick may have run out of work
+        // already. The rest of that tick must not do the work of a new charge: a new tick begins
+        // with it. (A tick of a microsecond ends in the moment it begins: there this changes
+        // nothing.)
         if after > level.used && level.used > 0 && level.used < tick_units {
             level = Level { tat_us: level.at.as_us() + tick_us, ticks: 1, ..level };
         }
@@ -156,8 +161,8 @@ impl Refill {
             return self.step_to(asked, level, after);
         };
         let (up_us, down_us) = (self.ticks_for(after) * self.tick_us, level.ticks * self.tick_us);
-        // At the time of the write a forced charge leaves at most what this limit can hold. A refund must not move that time:
-        // the reading would be full again.
+        // At the time of the write a forced charge leaves at most what this limit can hold. A
+        // refund must not move that time: the reading would be full again.
         let timestamp = if after > level.used { level.at } else { other.timestamp };
         let tat_us = other.tat_us.saturating_add(up_us).saturating_sub(down_us);
         let write = if tat_us > level.at.as_us() {
@@ -197,12 +202,13 @@ impl Refill {
         us.div_ceil(self.tick_us) * self.tick_units
     }
 
-    /// The units that `cost` of what a reservation charged still is: all of it if nothing was charged since, otherwise less
-    /// what may have refilled.
+    /// The units that `cost` of what a reservation charged still is: all of it if nothing was
+    /// charged since, otherwise less what may have refilled.
     ///
-    /// It is worth no more than it was when it was charged. If another limit charged it, that one's work may have been more
-    /// than this one can hold: what lay beyond is lost, and counts for nothing. So is all of it once the state holds less
-    /// than it, after a reset or an acquire of a limit that recovers sooner.
+    /// It is worth no more than it was when it was charged. If another limit charged it, that one's
+    /// work may have been more than this one can hold: what lay beyond is lost, and counts for
+    /// nothing. So is all of it once the state holds less than it, after a reset or an acquire of a
+    /// limit that recovers sooner.
     fn units_left(
         &self,
         reservation: &Reservation,
@@ -305,7 +311,8 @@ impl Algorithm for Gcra {
         state.map_or(now, |state| now.max(state.timestamp))
     }
 
-    /// The level that the charge leaves, and what a token is in time: work is time, whatever the limit's numbers are.
+    /// The level that the charge leaves, and what a token is in time: work is time, whatever the
+    /// limit's numbers are.
     fn record(
         &self,
         state: Option<&Self::State>,
@@ -324,8 +331,9 @@ impl Algorithm for Gcra {
         Reservation { counts, terms, ..Reservation::new(level.at, cost) }
     }
 
-    /// Charges what a higher cost adds. Returns what a lower cost leaves: all of it if nothing was charged since,
-    /// otherwise less what can have refilled since, so that settling never creates capacity.
+    /// Charges what a higher cost adds. Returns what a lower cost leaves: all of it if nothing was
+    /// charged since, otherwise less what can have refilled since, so that settling never creates
+    /// capacity.
     fn settle(
         &self,
         state: Option<&Self::State>,

@@ -88,7 +88,8 @@ fn an_allotment_is_not_spent_before_the_time_at_which_it_was_drawn() {
     assert!(counted.slot.spend(at(2), &[1]).is_some());
 }
 
-/// A caller may keep the future of a draw, and poll it when its slot is gone or awaits another draw.
+/// A caller may keep the future of a draw, and poll it when its slot is gone or awaits another
+/// draw.
 #[test]
 fn what_comes_for_a_draw_that_is_not_awaited_stays_charged_and_ends_no_other() {
     let mut counted = CountingIds::default();

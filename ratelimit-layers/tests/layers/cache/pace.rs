@@ -1,5 +1,5 @@
-//! An attack on a store that is some milliseconds away: the calls that reach it are those that its limit makes necessary, also
-//! where the limit refills about as fast as the store answers.
+//! An attack on a store that is some milliseconds away: the calls that reach it are those that its
+//! limit makes necessary, also where the limit refills about as fast as the store answers.
 
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
@@ -81,13 +81,15 @@ struct Attack {
     at_once: u64,
     /// The last time at which the state was seen to deny.
     denied_at: Timestamp,
-    /// How many were denied by the cache though the state denied at no time between their call and its answer.
+    /// How many were denied by the cache though the state denied at no time between their call and
+    /// its answer.
     early: u64,
     denied: u64,
     slowest: Duration,
 }
 
-/// Attacks a limit for two seconds: each task asks, and asks again after a pause, or at the end of its wait.
+/// Attacks a limit for two seconds: each task asks, and asks again after a pause, or at the end of
+/// its wait.
 async fn attack(words: &str, way_ms: (u64, u64), pause: Option<Duration>) -> Attack {
     let begin = Instant::now();
     let clock = SimulatedClock { base: begin, offset_us: 0, drift_ppm: 0 };
@@ -123,8 +125,8 @@ async fn attack(words: &str, way_ms: (u64, u64), pause: Option<Duration>) -> Att
 #[tokio::test(start_paused = true)]
 async fn where_a_limit_refills_about_as_fast_as_the_store_answers_the_calls_stay_near_what_is_due()
 {
-    // What the limit admits in that time; how much of it is admitted at least: with a burst of one, a call at a time; and how
-    // many may pass while an answer is on its way.
+    // What the limit admits in that time; how much of it is admitted at least: with a burst of one,
+    // a call at a time; and how many may pass while an answer is on its way.
     for (words, way_ms, pause_ms, due, admitted, at_once) in [
         ("gcra 100/s burst 1", (2, 4), None, 201, 150, 1),
         ("gcra 100/s burst 100", (2, 4), Some(1), 300, 290, 100),
@@ -144,8 +146,9 @@ async fn where_a_limit_refills_about_as_fast_as_the_store_answers_the_calls_stay
         // Before a state is known, four go.
         assert!(seen.at_once <= at_once + 4, "{what}");
         assert!(seen.early <= seen.denied / 10, "{what}");
-        // Two waits, each for a call, of 50 ms in all; a call; and up to a millisecond by which tokio's timer is late. No wait ends
-        // with a denial where a limit refills faster than the store answers, so without that bound more would follow.
+        // Two waits, each for a call, of 50 ms in all; a call; and up to a millisecond by which
+        // tokio's timer is late. No wait ends with a denial where a limit refills faster than the
+        // store answers, so without that bound more would follow.
         let call_ms = 2 * way_ms.1;
         let slowest = Duration::from_millis((2 * call_ms).min(50) + call_ms + 1);
         assert!(seen.slowest <= slowest, "{what}");

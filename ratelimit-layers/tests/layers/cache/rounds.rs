@@ -1,4 +1,5 @@
-//! As many requests go to the store at once as the state admits. The others wait for their answers, for no longer than they may.
+//! As many requests go to the store at once as the state admits. The others wait for their answers,
+//! for no longer than they may.
 
 use std::pin::pin;
 use std::sync::Arc;
@@ -78,7 +79,8 @@ impl Lab {
         self.clock.advance(Duration::from_secs(count));
     }
 
-    /// Of many requests at once, how many begin a call at once, how many are admitted, and how many calls begin later.
+    /// Of many requests at once, how many begin a call at once, how many are admitted, and how many
+    /// calls begin later.
     async fn burst(&self, key: &'static str) -> (u64, u64, u64) {
         self.fake().open(false);
         let tasks = self.spawn_all(key);
@@ -117,7 +119,8 @@ async fn as_many_requests_go_to_the_store_as_may_pass() {
     assert_eq!(lab.burst("new").await, (4, 8, 4));
     lab.spend("other", 8).await;
     assert_eq!(lab.burst("other").await, (4, 0, 0));
-    // Where the store says nothing of a limit, no later request waits, until it says something again.
+    // Where the store says nothing of a limit, no later request waits, until it says something
+    // again.
     lab.fake().set(Mode::Silent);
     assert_eq!(lab.burst("alice").await, (4, 8, TASKS - 4));
     assert_eq!(lab.burst("bob").await, (TASKS, 8, 0));
@@ -306,7 +309,8 @@ async fn whatever_happens_none_hangs_and_no_round_stays_open() {
     assert!(waited > rounds / 2 && ended > 10 * rounds, "{waited} waited, {ended} ended");
 }
 
-/// Each second admits one request, whichever thread is first; if it is dropped, it may be the one that was charged.
+/// Each second admits one request, whichever thread is first; if it is dropped, it may be the one
+/// that was charged.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn on_several_threads_one_is_admitted_per_second_and_no_round_stays_open() {
     let lab = Lab::new();

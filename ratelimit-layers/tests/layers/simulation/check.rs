@@ -8,8 +8,8 @@ use super::shared::widened;
 /// What a run did.
 pub(super) struct Outcome {
     pub(super) plan: Plan,
-    /// When a request was admitted by the server's clock, and its cost. Those that the store decided are admitted at the
-    /// time of its decision.
+    /// When a request was admitted by the server's clock, and its cost. Those that the store
+    /// decided are admitted at the time of its decision.
     pub(super) admitted: Vec<(Timestamp, u64)>,
     pub(super) served: u64,
     pub(super) asked: u64,
@@ -30,8 +30,9 @@ impl Outcome {
 
     /// Whether every interval keeps the bound of allotments of this lifetime.
     ///
-    /// A bucket admits a history exactly if every interval of a length `x` has at most `burst + rate · x` of it. So one with
-    /// `rate · L` more of a burst checks every interval at once; and what a window admits is checked by the window itself.
+    /// A bucket admits a history exactly if every interval of a length `x` has at most `burst +
+    /// rate · x` of it. So one with `rate · L` more of a burst checks every interval at once; and
+    /// what a window admits is checked by the window itself.
     pub(super) fn within(&self, lifetime_us: u64) -> Result<(), String> {
         let mut history = self.admitted.clone();
         history.sort_by_key(|(at, _)| *at);
@@ -50,7 +51,8 @@ impl Outcome {
         Ok(())
     }
 
-    /// Whether what was drawn and not used is back. Nothing is known of it where messages were lost.
+    /// Whether what was drawn and not used is back. Nothing is known of it where messages were
+    /// lost.
     pub(super) fn idle(&self) -> Result<(), String> {
         if self.plan.is_disturbed() {
             return Ok(());

@@ -47,7 +47,8 @@ const RUN: Duration = Duration::from_secs(6);
 const KEY: &str = "shared";
 /// The clocks of nodes drift by up to this.
 const DRIFT_PPM: i64 = 1_000;
-/// Calm and busy times alternate, out of step with the windows: what was drawn in a calm one is spent in a busy one.
+/// Calm and busy times alternate, out of step with the windows: what was drawn in a calm one is
+/// spent in a busy one.
 const PHASE: Duration = Duration::from_millis(1_700);
 
 impl Plan {

@@ -1,4 +1,5 @@
-//! What the simulations share: seeds, clocks that are off, and limits that are widened by a lifetime of allotments.
+//! What the simulations share: seeds, clocks that are off, and limits that are widened by a
+//! lifetime of allotments.
 
 use std::num::NonZero;
 use std::ops::Range;
@@ -55,7 +56,8 @@ impl Clock for SimulatedClock {
     }
 }
 
-/// The limit that admits in an interval of length `x` what this one admits in one of length `x + L`.
+/// The limit that admits in an interval of length `x` what this one admits in one of length `x +
+/// L`.
 pub(crate) fn widened(limit: &AnyAlgorithm, lifetime_us: u64) -> AnyAlgorithm {
     match limit {
         AnyAlgorithm::Gcra(gcra) => {

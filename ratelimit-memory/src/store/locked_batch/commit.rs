@@ -1,5 +1,5 @@
-//! Writes what was decided. No foreign code runs here: no step, no question to an algorithm, no clock, and no
-//! state is dropped.
+//! Writes what was decided. No foreign code runs here: no step, no question to an algorithm, no
+//! clock, and no state is dropped.
 
 use ratelimit_core::algorithm::InMemory;
 use ratelimit_core::{Clock, Timestamp};
@@ -31,8 +31,8 @@ impl<A: InMemory, C: Clock> LockedBatch<'_, '_, A, C> {
         }
     }
 
-    /// Unlocks everything, and then makes room for the keys whose buckets were full, so that their next write
-    /// finds a slot there. Reserved room that is left is given back.
+    /// Unlocks everything, and then makes room for the keys whose buckets were full, so that their
+    /// next write finds a slot there. Reserved room that is left is given back.
     pub(super) fn end(self) {
         let Self { store, located, replaced, crowded, .. } = self;
         drop((self.reservations, self.overflow, self.shards, self.table));
@@ -88,7 +88,8 @@ impl<A: InMemory, C: Clock> LockedBatch<'_, '_, A, C> {
         true
     }
 
-    /// Writes a state to the key's shard, and removes it from its bucket; or to the state that the key shares.
+    /// Writes a state to the key's shard, and removes it from its bucket; or to the state that the
+    /// key shares.
     fn put_in_shard(&mut self, key: usize, state: A::State, entries: u32, sweep_at: Timestamp) {
         let (hash, location) = (self.located[key].hash, self.located[key].location);
         let Some(shard) = self.shard(key) else { return };
@@ -124,8 +125,8 @@ impl<A: InMemory, C: Clock> LockedBatch<'_, '_, A, C> {
 
     fn remove(&mut self, key: usize) {
         match self.located[key].location {
-            // If two keys of the batch meet, the other check may have freed this slot: then nothing is freed
-            // again.
+            // If two keys of the batch meet, the other check may have freed this slot: then nothing
+            // is freed again.
             Location::Bucket(slot_index) => {
                 if let Some((_, buckets)) = &mut self.table
                     && buckets.pair(key).is_some_and(|mut pair| pair.clear(slot_index))

@@ -1,5 +1,5 @@
-//! Room for the entries of logs. Most calls reserve the most that they can need, and give the rest back. Where there is
-//! not as much, a call decides first, and then reserves what it is to write.
+//! Room for the entries of logs. Most calls reserve the most that they can need, and give the rest
+//! back. Where there is not as much, a call decides first, and then reserves what it is to write.
 
 use ratelimit_core::Clock;
 use ratelimit_core::algorithm::InMemory;
@@ -20,8 +20,9 @@ impl<A: InMemory, C: Clock> LockedBatch<'_, '_, A, C> {
         self.batch.checks().iter().map(|check| check.limit.algorithm().entries_per_step()).sum()
     }
 
-    /// Reserves the most entries that the batch can add. If there is not as much room, or the batch uses shared
-    /// states, it is to reserve exactly what it writes instead, with the overflow states locked.
+    /// Reserves the most entries that the batch can add. If there is not as much room, or the batch
+    /// uses shared states, it is to reserve exactly what it writes instead, with the overflow
+    /// states locked.
     pub(super) fn reserve_most_entries(&mut self) {
         let most = self.most_added();
         if most > 0 && (self.overflow.is_some() || !self.spare_entries.add(most)) {
@@ -37,10 +38,11 @@ impl<A: InMemory, C: Clock> LockedBatch<'_, '_, A, C> {
         most > 0 && !self.store.capacity.entries.has(most)
     }
 
-    /// Reserves exactly the entries that the decision writes, if they were not reserved before. A key that has no more than its
-    /// part of them needs no room: otherwise, one caller's log could turn all others away. Returns `false` where there is no
-    /// room for those of new keys: these use the shared states now, which have entries of their own, and the batch has to be
-    /// decided anew.
+    /// Reserves exactly the entries that the decision writes, if they were not reserved before. A
+    /// key that has no more than its part of them needs no room: otherwise, one caller's log could
+    /// turn all others away. Returns `false` where there is no room for those of new keys: these
+    /// use the shared states now, which have entries of their own, and the batch has to be decided
+    /// anew.
     pub(super) fn reserve_exact_entries(&mut self) -> Result<bool, MemoryError> {
         if !self.is_tight {
             return Ok(true);

@@ -1,5 +1,6 @@
-//! Checks of one batch that share a state, because the store has no room for states of their own: they are decided as
-//! one check of the sum of their costs, admitted together or not at all, with a wait after which the sum fits.
+//! Checks of one batch that share a state, because the store has no room for states of their own:
+//! they are decided as one check of the sum of their costs, admitted together or not at all, with a
+//! wait after which the sum fits.
 
 use ratelimit_core::algorithm::{InMemory, Write};
 use ratelimit_core::store::{Batch, Check, Op, Reservation, States, decide};
@@ -36,7 +37,8 @@ impl<'b, A: InMemory, C: Clock> LockedBatch<'_, 'b, A, C> {
         Ok(Verdict::several(decisions.collect()).with_accounts(accounts.enumerate()))
     }
 
-    /// The part of each check, and each part as one check: its first one, with the sum of all costs.
+    /// The part of each check, and each part as one check: its first one, with the sum of all
+    /// costs.
     fn parts(&self) -> (Vec<usize>, Vec<Check<'b, A>>) {
         let (mut parts, mut merged) = (Vec::new(), Vec::<Check<'b, A>>::new());
         for (own, check) in self.located.iter().zip(self.batch.checks()) {

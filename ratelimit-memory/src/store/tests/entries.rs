@@ -1,5 +1,6 @@
-//! The cap on the entries of logs: the count is exact, the cap is never exceeded, and no key's limit is reset
-//! for it. And calls of every kind, after which all counts are exact, and the states are those that were told.
+//! The cap on the entries of logs: the count is exact, the cap is never exceeded, and no key's
+//! limit is reset for it. And calls of every kind, after which all counts are exact, and the states
+//! are those that were told.
 
 use ratelimit_core::store::Snapshot;
 use ratelimit_core::{ErrorKind, StoreError};
@@ -114,8 +115,8 @@ fn a_lease_needs_an_entry_until_its_release_and_a_repeated_id_needs_none() {
     is_exact(&store);
 }
 
-/// All kinds of limits under the same names, all operations, alone and in batches, with ids and without, at the store's
-/// time and at a given one. Some of these requests are invalid.
+/// All kinds of limits under the same names, all operations, alone and in batches, with ids and
+/// without, at the store's time and at a given one. Some of these requests are invalid.
 fn anything(
     clock: &ManualClock,
     seed: u64,
@@ -191,8 +192,8 @@ fn no_count_drifts_under_concurrent_operations_of_every_kind() {
     }
 }
 
-/// A store that tells the states and a twin that does not decide alike, and the states told are those that the store has
-/// from then on.
+/// A store that tells the states and a twin that does not decide alike, and the states told are
+/// those that the store has from then on.
 #[test]
 fn the_states_told_are_those_that_the_decision_left() {
     let [(store, clock), (twin, twins_clock)] = [(); 2].map(|()| built(|builder| builder));

@@ -1,12 +1,12 @@
-//! Calls by several threads while the table grows and time stands still: each key is admitted exactly its burst. The
-//! segments of tests are small: one splits every few keys.
+//! Calls by several threads while the table grows and time stands still: each key is admitted
+//! exactly its burst. The segments of tests are small: one splits every few keys.
 
 use super::*;
 
 const BURST: u64 = 40;
 
-/// Single checks, batches, several keys at once, and requests at a given time, which move a key to the shards. Counts how often each
-/// key is admitted.
+/// Single checks, batches, several keys at once, and requests at a given time, which move a key to
+/// the shards. Counts how often each key is admitted.
 fn ask_anything(store: &Memory, names: &[String], admitted: &[AtomicU64], seed: u64, calls: usize) {
     let (limit, mut random) = (limit(BURST), fastrand::Rng::with_seed(seed));
     for _ in 0..calls {

@@ -1,12 +1,12 @@
-//! Two keys that a bucket cannot tell apart. They share a state, as the crate's documentation says, but all
-//! counts stay right.
+//! Two keys that a bucket cannot tell apart. They share a state, as the crate's documentation says,
+//! but all counts stay right.
 
 use std::collections::HashMap;
 
 use super::*;
 
-/// Finds two callers that meet in this store while it is empty. The small segments of tests tell keys apart by
-/// only 41 bits, so there are some among two million callers.
+/// Finds two callers that meet in this store while it is empty. The small segments of tests tell
+/// keys apart by only 41 bits, so there are some among two million callers.
 fn two_that_meet(store: &Memory, limit: &Limit<Gcra>) -> Option<[String; 2]> {
     let table = store.table.as_ref()?;
     let mut known = HashMap::new();

@@ -1,10 +1,11 @@
 //! Untrusted keys, which a client chooses to make the store slow or large, cost what any others do.
 //!
-//! Clients do not know a store's seed. Without it they can choose keys that collide under functions without a
-//! seed, keys that collide under this very function with another seed, and keys that are nearly the same, in
-//! case the function mixes badly. These tests count the cost: how many segments the table needs, how many keys
-//! find no place in their buckets, how full the fullest shard is, and how many hashes are nearly the same.
-//! What a store holds in bytes follows from the first three.
+//! Clients do not know a store's seed. Without it they can choose keys that collide under functions
+//! without a seed, keys that collide under this very function with another seed, and keys that are
+//! nearly the same, in case the function mixes badly. These tests count the cost: how many segments
+//! the table needs, how many keys find no place in their buckets, how full the fullest shard is,
+//! and how many hashes are nearly the same. What a store holds in bytes follows from the first
+//! three.
 
 use std::collections::HashMap;
 use std::hash::{DefaultHasher, Hasher};

@@ -53,7 +53,8 @@ fn options(deadline: Deadline) -> Options {
         max_attempts: Some(1),
         // An unconnected client fails at once instead of sending the request after it reconnects.
         fail_fast: true,
-        // Slightly before our deadline, so the client does not send a request that waited until then.
+        // Slightly before our deadline, so the client does not send a request that waited until
+        // then.
         timeout: Some(deadline.remaining().saturating_sub(Duration::from_millis(1))),
         ..Options::default()
     }

@@ -48,8 +48,8 @@ pub(super) async fn ask(
     answer.unwrap_or_else(|error| Err(failed(peer, &error)))
 }
 
-/// The error of a failed request. The client does not say whether it had sent the request, except when
-/// no server listened.
+/// The error of a failed request. The client does not say whether it had sent the request, except
+/// when no server listened.
 fn failed(peer: &Peer, error: &redis::RedisError) -> RedisError {
     if let Some(error) = answered(peer, error) {
         return error;

@@ -1,7 +1,7 @@
 //! One connection by the crate `fred`.
 //!
-//! The client can reconnect and repeat requests. Here it has no policy for either: when the connection
-//! ends, so does the task that drives it, and with it the node.
+//! The client can reconnect and repeat requests. Here it has no policy for either: when the
+//! connection ends, so does the task that drives it, and with it the node.
 
 use std::fmt::Write;
 use std::net::SocketAddr;
@@ -91,8 +91,8 @@ impl Node {
         self.answered(asked).await.unwrap_or_else(|failure| Err(self.failed(failure)))
     }
 
-    /// The result of a request, or the fact that there will be none: commands to a task that has ended
-    /// are still accepted and would wait forever.
+    /// The result of a request, or the fact that there will be none: commands to a task that has
+    /// ended are still accepted and would wait forever.
     async fn answered<T>(
         &self,
         mut request: Pin<&mut impl Future<Output = Result<T, Error>>>,
@@ -116,8 +116,8 @@ impl Node {
             Some(Err(error)) if !error.is_canceled() => {
                 Err(FredFailure::Answered { error, alone: passage.is_alone() })
             }
-            // Left in the queue. The client delivers all replies before it ends a connection; but if its runtime ends, it
-            // also cancels requests that it has sent.
+            // Left in the queue. The client delivers all replies before it ends a connection; but
+            // if its runtime ends, it also cancels requests that it has sent.
             _ => Err(match ended.wait_for(|ended| *ended).await {
                 Ok(_) => FredFailure::NotSent,
                 Err(_) => FredFailure::Aborted,
@@ -131,8 +131,8 @@ impl Node {
             FredFailure::Aborted => {
                 self.peer.lost("the runtime that drove the connection has ended")
             }
-            // The client closes the connection after some server errors and reports the error to all
-            // pending requests. If only one was pending, the error is its reply.
+            // The client closes the connection after some server errors and reports the error to
+            // all pending requests. If only one was pending, the error is its reply.
             FredFailure::Answered { error, alone: true } if code(error.details()).is_some() => {
                 server_answer(&self.peer, &error)
             }
@@ -150,16 +150,16 @@ pub(super) struct Traffic {
     ended: AtomicU64,
     /// The value of `begun` when a caller last abandoned a request, which may still be pending.
     given_up: AtomicU64,
-    /// The highest number of an answered request, plus one. Replies come in order, so every request that
-    /// was abandoned before this one began has been answered too.
+    /// The highest number of an answered request, plus one. Replies come in order, so every request
+    /// that was abandoned before this one began has been answered too.
     answered: AtomicU64,
 }
 
 impl Traffic {
     pub(super) fn begin(&self) -> Passage<'_> {
         let number = self.begun.fetch_add(1, Ordering::SeqCst);
-        // If a later request is among those that ended, this one is not alone, and `is_alone` detects
-        // it.
+        // If a later request is among those that ended, this one is not alone, and `is_alone`
+        // detects it.
         let others = self.ended.load(Ordering::SeqCst) != number;
         let given_up = self.given_up.load(Ordering::SeqCst);
         let overtaken = given_up == 0 || self.answered.load(Ordering::SeqCst) > given_up;
@@ -263,7 +263,8 @@ fn connection() -> ConnectionConfig {
         internal_command_timeout: Duration::ZERO,
         max_command_attempts: 1,
         tcp: TcpConfig {
-            // With Nagle's algorithm a script waits for the replies to those before it: over a long way, twice as long.
+            // With Nagle's algorithm a script waits for the replies to those before it: over a long
+            // way, twice as long.
             nodelay: Some(true),
             keepalive: Some(super::keepalive()),
             #[cfg(any(target_os = "android", target_os = "fuchsia", target_os = "linux"))]
@@ -282,8 +283,8 @@ fn command(name: &str) -> CustomCommand {
     CustomCommand::new(name.to_owned(), ClusterHash::FirstKey, false)
 }
 
-/// A command's name and its arguments. These are parts of one buffer: the client clones each of them twice, which costs an
-/// allocation for text of its own.
+/// A command's name and its arguments. These are parts of one buffer: the client clones each of
+/// them twice, which costs an allocation for text of its own.
 fn custom(words: &[Argument<'_>]) -> (CustomCommand, Vec<Value>) {
     let (name, arguments) = match words {
         [Argument::Text(name), arguments @ ..] => (command(name), arguments),
@@ -320,13 +321,13 @@ pub(in crate::connection) async fn ask(
         let (name, arguments) = custom(words);
         return Ok(reply(peer, client.custom_raw(name, arguments).await?));
     }
-    // No other request runs in between: the client passes a pipeline to its only task, which writes it completely.
-    // Rare and large, so boxed.
+    // No other request runs in between: the client passes a pipeline to its only task, which writes
+    // it completely. Rare and large, so boxed.
     Ok(executed(peer, Box::pin(in_one(pipeline(), asking, commands)).await?))
 }
 
-/// Sends commands as one pipeline, without other requests in between. Returns one reply per command, all from the server;
-/// the client's own failure is the error.
+/// Sends commands as one pipeline, without other requests in between. Returns one reply per
+/// command, all from the server; the client's own failure is the error.
 async fn in_one(
     pipeline: WithOptions<Pipeline<Client>>,
     asking: bool,
@@ -349,8 +350,8 @@ async fn in_one(
     }
 }
 
-/// The last of these replies. If it is an error, the first error of them: that of the command at fault. Without one before
-/// it, a command may have failed while the others were executed.
+/// The last of these replies. If it is an error, the first error of them: that of the command at
+/// fault. Without one before it, a command may have failed while the others were executed.
 fn executed(peer: &Peer, mut answers: Vec<Result<Value, Error>>) -> Result<Reply> {
     let executed = answers.pop().unwrap_or(Ok(Value::Null));
     executed.map(reply_of).map_err(|error| {
@@ -393,8 +394,8 @@ fn login_refused(endpoint: &Endpoint, said: &str) -> RedisError {
     endpoint.peer.refused_login(&endpoint.settings, code, detail)
 }
 
-/// Why a connection failed, in one line. Passes on only the system's own words: the client's text may
-/// quote the server.
+/// Why a connection failed, in one line. Passes on only the system's own words: the client's text
+/// may quote the server.
 pub(in crate::connection) fn reason(error: &Error) -> String {
     match error.kind() {
         ErrorKind::Protocol | ErrorKind::Parse => {
@@ -409,8 +410,8 @@ pub(in crate::connection) fn reason(error: &Error) -> String {
     }
 }
 
-/// Extracts the system's message from the client's debug text: `Os { …, message: "…" }` or `Custom {
-/// kind: …, error: … }`.
+/// Extracts the system's message from the client's debug text: `Os { …, message: "…" }` or `Custom
+/// { kind: …, error: … }`.
 fn in_words(shown: &str) -> String {
     let after = |name| shown.split_once(name).map(|(_, rest)| rest.trim_end_matches([' ', '}']));
     let said = after("message: ").or_else(|| after("error: ")).unwrap_or(shown);

@@ -34,8 +34,8 @@ pub(crate) struct Node {
 impl Node {
     pub(crate) async fn connect(endpoint: &Endpoint, address: Option<SocketAddr>) -> Result<Self> {
         let Some(address) = address else { return Self::at_socket(endpoint).await };
-        // We open the stream instead of the client, so that the task is ours: once it has ended, nothing
-        // more can be sent.
+        // We open the stream instead of the client, so that the task is ours: once it has ended,
+        // nothing more can be sent.
         let stream = stream(address).await.map_err(|error| not_connected(endpoint, &error))?;
         match &endpoint.settings.tls {
             None => Self::over(stream, endpoint).await,
@@ -62,7 +62,8 @@ impl Node {
         Err(endpoint.no_sockets())
     }
 
-    /// Logs in. The client's own login would quote the server's error, which may quote the password.
+    /// Logs in. The client's own login would quote the server's error, which may quote the
+    /// password.
     async fn over(
         mut stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
         endpoint: &Endpoint,
@@ -85,7 +86,8 @@ impl Node {
             return Err(refused(endpoint, &error));
         }
         written.map_err(|error| not_connected(endpoint, &error))?;
-        // The caller enforces the deadline. A full buffer would give its next place to a future that may no longer be polled.
+        // The caller enforces the deadline. A full buffer would give its next place to a future
+        // that may no longer be polled.
         let config = AsyncConnectionConfig::new()
             .set_connection_timeout(None)
             .set_response_timeout(None)
@@ -127,8 +129,8 @@ async fn stream(address: SocketAddr) -> io::Result<TcpStream> {
     Ok(stream)
 }
 
-/// The commands of the login. The last one is any that every server answers: a server that rejects our
-/// certificate says so only after a request.
+/// The commands of the login. The last one is any that every server answers: a server that rejects
+/// our certificate says so only after a request.
 fn login(settings: &Settings) -> redis::Pipeline {
     let mut login = redis::pipe();
     let (user, password) = (settings.user.as_deref(), settings.password.as_deref());
@@ -147,8 +149,8 @@ fn login(settings: &Settings) -> redis::Pipeline {
     login
 }
 
-/// Whether the server refused a password only because it asks for none. With a user's name before the password, as in
-/// RESP3 and by the client fred, a server says nothing about that.
+/// Whether the server refused a password only because it asks for none. With a user's name before
+/// the password, as in RESP3 and by the client fred, a server says nothing about that.
 fn wants_no_login(error: &redis::ServerError) -> bool {
     let said = error.details().unwrap_or_default();
     said.contains("without any password configured") || said.contains("no password is set")
@@ -163,8 +165,8 @@ pub(in crate::connection) fn pipeline(asking: bool, commands: Commands<'_>) -> r
     pipeline
 }
 
-/// The last of these replies. If it is an error, the first error of them: that of the command at fault. An error inside of
-/// it is of a command that failed while the others were executed.
+/// The last of these replies. If it is an error, the first error of them: that of the command at
+/// fault. An error inside of it is of a command that failed while the others were executed.
 pub(in crate::connection) fn executed(peer: &Peer, mut values: Vec<Value>) -> Result<Reply> {
     let executed = values.pop().unwrap_or(Value::Nil);
     let is_error = |value: &Value| matches!(value, Value::ServerError(_));
@@ -220,8 +222,8 @@ fn io_error(error: &redis::RedisError) -> Option<&io::Error> {
     std::error::Error::source(error)?.downcast_ref::<Shared>()?.downcast_ref()
 }
 
-/// Why a connection failed, in one line. Passes on only the system's own words: the client's text may
-/// quote the server.
+/// Why a connection failed, in one line. Passes on only the system's own words: the client's text
+/// may quote the server.
 pub(in crate::connection) fn reason(error: &redis::RedisError) -> String {
     match error.kind() {
         redis::ErrorKind::Parse => "what answers there does not speak the Redis protocol".into(),

@@ -115,7 +115,8 @@ impl Heard {
 /// What a server notes when a client closes its connection.
 const END: &str = "the end";
 
-/// Starts a server that accepts a client's login and answers anything else by `answer`, or closes the connection.
+/// Starts a server that accepts a client's login and answers anything else by `answer`, or closes
+/// the connection.
 async fn server(
     answer: impl Fn(&[String]) -> Option<&'static str> + Send + Sync + 'static,
 ) -> (u16, Heard) {

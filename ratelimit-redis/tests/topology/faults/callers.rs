@@ -16,7 +16,8 @@ type Asked = Pin<Box<dyn Future<Output = ()>>>;
 /// How many kinds of requests there are.
 const KINDS: usize = 6;
 
-/// Another request for keys of the traffic: alone, with another limit, with an id, across slots, and in each other mode.
+/// Another request for keys of the traffic: alone, with another limit, with an id, across slots,
+/// and in each other mode.
 fn request(asks: &Arc<Asks>, kind: usize) -> Asked {
     let asks = Arc::clone(asks);
     Box::pin(async move {
@@ -122,8 +123,8 @@ fn calls_on(runtime: &Runtime, store: &RedisStore, proxy: &FaultProxy) {
     proxy.hang(false);
 }
 
-/// A task of the store begins on a runtime that then stands still, or ends. The traffic comes from another runtime, and
-/// the store moves to a thread of its own, unless the traffic's was named.
+/// A task of the store begins on a runtime that then stands still, or ends. The traffic comes from
+/// another runtime, and the store moves to a thread of its own, unless the traffic's was named.
 async fn begun_elsewhere(
     client: Client,
     name: &'static str,

@@ -1,5 +1,5 @@
-//! Masters that die, hang, are replaced or lose their replication, and slots that move: of a cluster, or of a master that
-//! Sentinels name.
+//! Masters that die, hang, are replaced or lose their replication, and slots that move: of a
+//! cluster, or of a master that Sentinels name.
 
 use std::sync::OnceLock;
 
@@ -125,7 +125,8 @@ impl Servers {
     }
 }
 
-/// Measures a row on masters with replicas: of a cluster, and of Sentinels. The fault may take its time.
+/// Measures a row on masters with replicas: of a cluster, and of Sentinels. The fault may take its
+/// time.
 async fn on_masters(client: Client, rows: [Row; 2], fault: impl AsyncFn(Servers, &Traffic)) {
     for (row, is_cluster) in rows.into_iter().zip([true, false]) {
         let (servers, _alone) = Servers::alone(is_cluster).await;
@@ -164,7 +165,8 @@ async fn a_planned_failover_is_waited_for(client: Client) {
     let name = "planned failover";
     let in_cluster = match client {
         Client::Redis => Row::unnoticed(name),
-        // fred ends a connection over a CLUSTERDOWN, with all that waits on it. A lost read charged nothing.
+        // fred ends a connection over a CLUSTERDOWN, with all that waits on it. A lost read charged
+        // nothing.
         _ => Row::refuses(name, AWAY, ""),
     };
     // Sentinels close connections, and the master answers until it is demoted.

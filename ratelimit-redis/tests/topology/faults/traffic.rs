@@ -1,5 +1,6 @@
-//! Traffic on a store while something fails, and whether what its callers saw is within the bounds of the row: how much
-//! was admitted, which errors came and when, how late the latest answer was, and when all keys were decided again.
+//! Traffic on a store while something fails, and whether what its callers saw is within the bounds
+//! of the row: how much was admitted, which errors came and when, how late the latest answer was,
+//! and when all keys were decided again.
 
 use std::collections::{BTreeMap, HashMap};
 use std::io::Write as _;
@@ -13,10 +14,12 @@ use crate::common::prelude::*;
 pub(super) const DEADLINE: Duration = Duration::from_secs(1);
 /// By which one ends that only a slow machine delays.
 const PATIENT: Duration = Duration::from_secs(4);
-/// What an answer may take beyond its deadline: what a store has to give charges back across slots, a quarter of the
-/// deadline, and as much for a busy machine. What the runtime of the test itself stood still comes on top.
+/// What an answer may take beyond its deadline: what a store has to give charges back across slots,
+/// a quarter of the deadline, and as much for a busy machine. What the runtime of the test itself
+/// stood still comes on top.
 const GRACE: Duration = Duration::from_millis(500);
-/// How many tasks send requests in the mode Lua. Two more do in the mode CAS, for one key, and one in MULTI.
+/// How many tasks send requests in the mode Lua. Two more do in the mode CAS, for one key, and one
+/// in MULTI.
 const TASKS: u64 = 6;
 const KEYS: u64 = 8;
 /// Between two requests of a task.
@@ -30,7 +33,8 @@ pub(super) struct Row {
     pub(super) errors: &'static [ErrorKind],
     /// What one of the errors says.
     pub(super) says: &'static str,
-    /// How many times its capacity each limit may admit more in an interval that meets the fault; `None` if any number.
+    /// How many times its capacity each limit may admit more in an interval that meets the fault;
+    /// `None` if any number.
     pub(super) more: Option<u64>,
     /// How long after the fault the last error may come.
     pub(super) recovers: Duration,
@@ -47,8 +51,8 @@ impl Row {
         Self { name, errors: &[], says: "", more, recovers, deadline: PATIENT }
     }
 
-    /// A fault that no server answers, which callers see as errors until three deadlines after its end. One of them says
-    /// this.
+    /// A fault that no server answers, which callers see as errors until three deadlines after its
+    /// end. One of them says this.
     pub(super) const fn is_away(name: &'static str, says: &'static str) -> Self {
         Self { deadline: DEADLINE, ..Self::refuses(name, AWAY, says) }
     }
@@ -59,8 +63,8 @@ impl Row {
         errors: &'static [ErrorKind],
         says: &'static str,
     ) -> Self {
-        // One for a request that began during the fault, one for a call that waits behind it, and one for the longest
-        // pause of a connector.
+        // One for a request that began during the fault, one for a call that waits behind it, and
+        // one for the longest pause of a connector.
         Self { errors, says, recovers: DEADLINE.saturating_mul(3), ..Self::unnoticed(name) }
     }
 
@@ -306,7 +310,8 @@ impl Asks {
         self.ids.fetch_add(1, Ordering::Relaxed).into()
     }
 
-    /// One of the requests of the mode Lua: batches for one key and across slots, reservations, refunds, resets.
+    /// One of the requests of the mode Lua: batches for one key and across slots, reservations,
+    /// refunds, resets.
     async fn in_lua(&self, turn: u64, key: &str) {
         let Limits { own, hot, slow, all, ledger, .. } = &self.limits;
         match turn % 9 {
@@ -383,7 +388,8 @@ impl Asks {
         self.seen().book(limit, key).allow([at(begin), at(end)], cost);
     }
 
-    /// Sends a request and records what came of it. An admitted request counts at what `counts` makes of its cost.
+    /// Sends a request and records what came of it. An admitted request counts at what `counts`
+    /// makes of its cost.
     async fn ask<S: Store<AnyAlgorithm, Error = RedisError>>(
         &self,
         store: &S,

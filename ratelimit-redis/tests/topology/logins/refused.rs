@@ -49,8 +49,8 @@ const NONE: &str = "log in: give user and password";
 const WHERE: &str = "user:password@host";
 const RESP3: &str = "?protocol=resp3";
 
-/// The arguments of a real server, the permissions of a user there, the logins and options of URLs, and what each
-/// error must say.
+/// The arguments of a real server, the permissions of a user there, the logins and options of URLs,
+/// and what each error must say.
 type Refusing = (
     &'static [&'static str],
     &'static str,
@@ -84,8 +84,8 @@ async fn a_refused_login_names_the_server_and_the_remedy(client: Client) {
         if !rights.is_empty() {
             permit(slice::from_ref(&server), USER, PASSWORD, &format!("~* {rights}"));
         }
-        // The only connection of a server whose connection limit is one, once the server has noticed that the
-        // connection that found it ready is closed.
+        // The only connection of a server whose connection limit is one, once the server has
+        // noticed that the connection that found it ready is closed.
         let _watching = until(async || {
             let mut client = server.client()?;
             client.command(&["PING"])?.ok()?;

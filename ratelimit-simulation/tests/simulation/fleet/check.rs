@@ -24,7 +24,8 @@ use crate::Counts;
 use crate::shared::widened;
 
 impl World {
-    /// After the faults, the store decides every request again, and after the longest recovery each key has room.
+    /// After the faults, the store decides every request again, and after the longest recovery each
+    /// key has room.
     pub(super) async fn is_well_again(self: &Arc<Self>) {
         self.network.set(Faults { way: Duration::from_millis(1), ..Faults::default() });
         sleep(Duration::from_secs(4)).await;
@@ -48,7 +49,8 @@ impl World {
         }
     }
 
-    /// What was drawn in advance and not used is back by itself: of a window that lasts, all is left that was not admitted.
+    /// What was drawn in advance and not used is back by itself: of a window that lasts, all is
+    /// left that was not admitted.
     async fn is_idle(&self) {
         let limits = self.plan.limits();
         let lasts = |algorithm: &AnyAlgorithm| matches!(algorithm, AnyAlgorithm::FixedWindow(window) if window.window_us() > 60_000_000);
@@ -135,7 +137,8 @@ impl World {
             for (reset, [begin, end]) in self.resets.lock().expect("no panic").iter() {
                 if reset == *key {
                     let until = end.saturating_add_us(self.plan.lifetime_us.unwrap_or(0));
-                    // What was reserved before is given back by the reset, and later by its settlement once more.
+                    // What was reserved before is given back by the reset, and later by its
+                    // settlement once more.
                     let twice = given_back.get(*key).copied().unwrap_or_default();
                     admissions.allow([*begin, until], algorithm(name).capacity());
                     admissions.allow([*begin, Timestamp::MAX], twice);

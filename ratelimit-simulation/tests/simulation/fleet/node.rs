@@ -32,7 +32,8 @@ use crate::{TICK, befall, chance};
 const PROBE_AFTER: Duration = Duration::from_millis(200);
 const USER: HeaderName = HeaderName::from_static("x-user");
 
-/// What a request asked of a limit for a key, when, by the clock of the key's server and by that of the node, and what came of it.
+/// What a request asked of a limit for a key, when, by the clock of the key's server and by that of
+/// the node, and what came of it.
 pub(super) struct Record {
     pub(super) node: u64,
     pub(super) op: Op,
@@ -91,7 +92,8 @@ impl Store<AnyAlgorithm> for Recorded {
                 ErrorKind::Unsupported | ErrorKind::Invalid | ErrorKind::Ended => {
                     batch.reservation_id().is_some()
                 }
-                // Between two slots, others may charge what was still left a moment ago, again and again.
+                // Between two slots, others may charge what was still left a moment ago, again and
+                // again.
                 ErrorKind::Contended => world.plan.servers > 1,
                 _ => false,
             };

@@ -14,12 +14,14 @@ use crate::pure::PureStore;
 use crate::seeds::{AlgorithmKind, full_us, refill};
 use crate::trace::{Ask, Trace, TraceRequest};
 
-/// Law 14 for a running clock: at its own time the store decides a whole trace as the pure step does.
+/// Law 14 for a running clock: at its own time the store decides a whole trace as the pure step
+/// does.
 ///
-/// The limits of the trace are slow: during the test nothing refills and no window ends. `allowed` and
-/// `remaining` therefore equal those of the pure step at one moment, and the waits are shorter than its waits
-/// by at most the time that has passed. If the test takes longer than that, the comparison stops there.
-/// Requests that depend on single microseconds are left out. The trace's times only order its requests.
+/// The limits of the trace are slow: during the test nothing refills and no window ends. `allowed`
+/// and `remaining` therefore equal those of the pure step at one moment, and the waits are shorter
+/// than its waits by at most the time that has passed. If the test takes longer than that, the
+/// comparison stops there. Requests that depend on single microseconds are left out. The trace's
+/// times only order its requests.
 pub(crate) async fn decides_by_a_clock_that_runs(
     subject: &Subject<'_, AnyAlgorithm>,
     trace: &Trace<AnyAlgorithm>,
@@ -50,7 +52,8 @@ pub(crate) async fn decides_by_a_clock_that_runs(
     Ok(())
 }
 
-/// The reservations of a trace, and those of them whose settlement does not depend on the time since.
+/// The reservations of a trace, and those of them whose settlement does not depend on the time
+/// since.
 #[derive(Default)]
 struct TraceReservations<'t> {
     known: HashSet<(usize, &'t str, ReservationId)>,
@@ -58,11 +61,11 @@ struct TraceReservations<'t> {
 }
 
 impl<'t> TraceReservations<'t> {
-    /// Records a request. Returns whether its outcome may depend on whether two requests were decided at the
-    /// same time or a microsecond apart:
+    /// Records a request. Returns whether its outcome may depend on whether two requests were
+    /// decided at the same time or a microsecond apart:
     ///
-    /// - A bucket that was charged after a reservation returns only what cannot have refilled since, which is
-    ///   nearly a unit less after the first microsecond.
+    /// - A bucket that was charged after a reservation returns only what cannot have refilled
+    ///   since, which is nearly a unit less after the first microsecond.
     /// - A lease that was taken away is not returned; another one of the same time in its place is.
     fn leaves_it_to_the_moment(
         &mut self,
@@ -112,7 +115,8 @@ fn at_last(subject: &Subject<'_, AnyAlgorithm>, trace: &Trace<AnyAlgorithm>) -> 
     }
 }
 
-/// The time that has passed for the store since the first request, as far as the client can know it.
+/// The time that has passed for the store since the first request, as far as the client can know
+/// it.
 pub(crate) struct Passed {
     most_us: u64,
     /// The tolerated difference between two readings of the store's clock and the test's.
@@ -125,7 +129,8 @@ pub(crate) struct RunningStore<'a> {
     limits: &'a [Limit<AnyAlgorithm>],
     time: Time,
     began_us: u64,
-    /// A time at which all windows have progressed as far as they had for the store at the first request.
+    /// A time at which all windows have progressed as far as they had for the store at the first
+    /// request.
     at: Timestamp,
 }
 
@@ -133,14 +138,16 @@ pub(crate) struct RunningStore<'a> {
 const FIRST: &str = "the first";
 
 impl<'a> RunningStore<'a> {
-    /// Asks each of the limits once. The `reset_after` of the first answer from a clock-aligned window tells
-    /// how far the store's windows have progressed; the store's absolute time does not matter.
+    /// Asks each of the limits once. The `reset_after` of the first answer from a clock-aligned
+    /// window tells how far the store's windows have progressed; the store's absolute time does not
+    /// matter.
     pub(crate) async fn begin(
         subject: &'a Subject<'a, AnyAlgorithm>,
         limits: &'a [Limit<AnyAlgorithm>],
         time: Time,
     ) -> Result<Self, String> {
-        // The longest window comes first: it is a multiple of the others, so it tells their progress, too.
+        // The longest window comes first: it is a multiple of the others, so it tells their
+        // progress, too.
         let windows = limits.iter().map(|limit| window_us(limit.algorithm()).unwrap_or(0));
         let mut windows: Vec<(u64, usize)> = windows.zip(0..).collect();
         windows.sort_unstable_by_key(|(window_us, position)| (Reverse(*window_us), *position));

@@ -185,7 +185,8 @@ fn older_fields_are_read_where_the_current_ones_are_missing() {
     }
 }
 
-/// The field lines of the examples of draft-ietf-httpapi-ratelimit-headers-11, in its order, and what they say.
+/// The field lines of the examples of draft-ietf-httpapi-ratelimit-headers-11, in its order, and
+/// what they say.
 #[test]
 fn the_examples_of_the_draft_are_read_as_it_means_them() {
     const POLICY: &str = "ratelimit-policy";

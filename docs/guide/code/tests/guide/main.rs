@@ -1,5 +1,5 @@
-//! The guide, tested: its scripts do on Redis what it says of them, and its drawings are those that the program writes. Its
-//! snippets are parts of these tests and of the examples.
+//! The guide, tested: its scripts do on Redis what it says of them, and its drawings are those that
+//! the program writes. Its snippets are parts of these tests and of the examples.
 
 #![allow(clippy::expect_used, clippy::unwrap_used, clippy::panic)]
 

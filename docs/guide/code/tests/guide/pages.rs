@@ -1,5 +1,6 @@
-//! The guide as a headless Chromium shows it, if there is one: nothing overflows, light and dark, wide and narrow. The pages are
-//! those that mdBook writes, if it is installed, and otherwise the same chapters in a plain page of the same width.
+//! The guide as a headless Chromium shows it, if there is one: nothing overflows, light and dark,
+//! wide and narrow. The pages are those that mdBook writes, if it is installed, and otherwise the
+//! same chapters in a plain page of the same width.
 
 use std::fs;
 use std::path::Path;
@@ -20,7 +21,8 @@ const PLAIN: &str = "<!doctype html><meta charset=utf-8><style>
     img { max-width: 100% }
     </style><main>";
 
-/// What overflows the page, and pictures that it lacks. Tables and programs may be wider than their boxes.
+/// What overflows the page, and pictures that it lacks. Tables and programs may be wider than their
+/// boxes.
 const WRONG: &str = "[...document.querySelectorAll('html, main, main *')]
     .filter(e => e.clientWidth && e.scrollWidth > e.clientWidth + 1 && !e.closest('pre, table, .table-wrapper'))
     .concat([...document.images].filter(e => !e.complete || !e.naturalWidth))

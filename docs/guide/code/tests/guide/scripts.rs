@@ -1,9 +1,10 @@
-//! The scripts that people have, run on a server at the times of the guide's tables, beside the policies that replace
-//! them, on a given clock.
+//! The scripts that people have, run on a server at the times of the guide's tables, beside the
+//! policies that replace them, on a given clock.
 //!
-//! A server's clock cannot be set. Where a table lets time pass between two commands, the tests shorten the key's time to
-//! live by as much; where a script reads `TIME`, they put the time of the table in its place. Where real time could end a
-//! short window, a second of the table is a thousand seconds on the server.
+//! A server's clock cannot be set. Where a table lets time pass between two commands, the tests
+//! shorten the key's time to live by as much; where a script reads `TIME`, they put the time of the
+//! table in its place. Where real time could end a short window, a second of the table is a
+//! thousand seconds on the server.
 
 use std::time::Duration;
 
@@ -89,7 +90,8 @@ impl Ours {
     }
 }
 
-/// A table of a chapter: at each time, in milliseconds, so many requests, of which the script admits so many, and ours so many.
+/// A table of a chapter: at each time, in milliseconds, so many requests, of which the script
+/// admits so many, and ours so many.
 fn compare(
     key: &Key,
     mut script: impl FnMut(i64) -> bool,
