@@ -83,9 +83,9 @@
 //! use ratelimit_tower::{Advice, Charge, ClientAddress, RateLimitLayer, Waiter};
 //!
 //! # async fn example(response: http::Response<String>) -> Result<(), Box<dyn std::error::Error>> {
-//! // 64 KiB are reserved when a request arrives, and the bytes of its response charged. let limits
-//! = Limits::builder().limit("bandwidth", Gcra::per_second(1_000_000)).by(["ip"]).build()?; let
-//! layer = RateLimitLayer::new(RateLimiter::new(limits, MemoryStore::new()))
+//! // 64 KiB are reserved when a request arrives, and the bytes of its response charged.
+//! let limits = Limits::builder().limit("bandwidth", Gcra::per_second(1_000_000)).by(["ip"]).build()?;
+//! let layer = RateLimitLayer::new(RateLimiter::new(limits, MemoryStore::new()))
 //!     .by("ip", ClientAddress::peer())
 //!     .cost(64 * 1024)
 //!     .reserve(Charge::body_bytes());

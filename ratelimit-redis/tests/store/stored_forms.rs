@@ -169,8 +169,11 @@ async fn forms(origin: Origin) -> String {
             }
         }
         let stored = stored(&server, &mut client, mode);
-        let policies = limits.iter().map(|limit| limit.algorithm().to_string());
-        let head = format!("{mode}: {}", policies.collect::<Vec<_>>().join("; "));
+        let words = limits.iter().map(|limit| {
+            let attempts = if limit.counts_attempts() { " count attempts" } else { "" };
+            format!("{}{attempts}", limit.algorithm())
+        });
+        let head = format!("{mode}: {}", words.collect::<Vec<_>>().join("; "));
         let wrote = wrote.iter().map(|request| format!("wrote {request}"));
         let stored = stored.iter().map(|command| format!("stored {command}"));
         let comments = comments.iter().map(ToString::to_string);
