@@ -83,12 +83,12 @@ pub struct Verdict {
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum DecisionList {
     One,
-    Several { decisions: Box<[Decision]>, rare: Option<Box<Rare>> },
+    Several { decisions: Box<[Decision]>, extras: Option<Box<VerdictExtras>> },
 }
 
-/// What few verdicts have.
+/// The parts most verdicts lack, boxed to keep [`Verdict`] small.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-struct Rare {
+struct VerdictExtras {
     /// Whether there is one decision, which is the summary.
     is_one: bool,
     /// The limits that have decided, unless they are the first ones of the policy, in their
@@ -159,61 +159,66 @@ impl Verdict {
         }
         let summary = summarise(decisions.iter().copied());
         let decisions = decisions.into_boxed_slice();
-        Self { summary, decisions: DecisionList::Several { decisions, rare: None } }
+        Self { summary, decisions: DecisionList::Several { decisions, extras: None } }
     }
 
-    /// The same verdict with what few verdicts have.
-    fn rare(mut self, set: impl FnOnce(&mut Rare)) -> Self {
-        let (decisions, mut rare) = match self.decisions {
-            DecisionList::One => {
-                (Box::default(), Box::new(Rare { is_one: true, ..Rare::default() }))
-            }
-            DecisionList::Several { decisions, rare } => (decisions, rare.unwrap_or_default()),
+    /// The same verdict with a change of its extras.
+    fn with_extras(mut self, set: impl FnOnce(&mut VerdictExtras)) -> Self {
+        let (decisions, mut extras) = match self.decisions {
+            DecisionList::One => (
+                Box::default(),
+                Box::new(VerdictExtras { is_one: true, ..VerdictExtras::default() }),
+            ),
+            DecisionList::Several { decisions, extras } => (decisions, extras.unwrap_or_default()),
         };
-        set(&mut rare);
-        self.decisions = DecisionList::Several { decisions, rare: Some(rare) };
+        set(&mut extras);
+        self.decisions = DecisionList::Several { decisions, extras: Some(extras) };
         self
     }
 
     /// The same verdict, from this source.
     pub fn with_source(self, source: Source) -> Self {
-        if source == self.source() { self } else { self.rare(|rare| rare.source = source) }
+        if source == self.source() {
+            self
+        } else {
+            self.with_extras(|extras| extras.source = source)
+        }
     }
 
     /// The same verdict, of a charge [without a record](Self::is_unrecorded).
     pub fn unrecorded(self) -> Self {
-        self.rare(|rare| rare.is_unrecorded = true)
+        self.with_extras(|extras| extras.is_unrecorded = true)
     }
 
     /// The same verdict beside the decisions of shadow limits, each with its position in the
     /// policy.
     pub(crate) fn with_shadow(self, shadow: Vec<(usize, Decision)>) -> Self {
-        if shadow.is_empty() { self } else { self.rare(|rare| rare.shadow = shadow) }
+        if shadow.is_empty() { self } else { self.with_extras(|extras| extras.shadow = shadow) }
     }
 
     /// The same verdict, decided by the limits at these positions of a policy, in ascending order.
     /// By default a verdict was decided by the first limits, each in its position.
-    pub(crate) fn of(self, positions: impl Iterator<Item = usize> + Clone) -> Self {
+    pub(crate) fn at_positions(self, positions: impl Iterator<Item = usize> + Clone) -> Self {
         if positions.clone().enumerate().all(|(position, limit)| position == limit) {
             return self;
         }
-        self.rare(|rare| rare.positions = Some(positions.collect()))
+        self.with_extras(|extras| extras.positions = Some(positions.collect()))
     }
 
     /// The position, in the policy, of the limit that made this decision.
     pub(crate) fn position_of(&self, nth: usize) -> usize {
-        let positions = self.rarely().and_then(|rare| rare.positions.as_ref());
+        let positions = self.extras().and_then(|extras| extras.positions.as_ref());
         positions.and_then(|positions| positions.get(nth)).copied().unwrap_or(nth)
     }
 
     /// The decisions of shadow limits, with their positions in the policy.
     pub(crate) fn shadow(&self) -> &[(usize, Decision)] {
-        self.rarely().map_or(&[], |rare| &rare.shadow)
+        self.extras().map_or(&[], |extras| &extras.shadow)
     }
 
-    fn rarely(&self) -> Option<&Rare> {
+    fn extras(&self) -> Option<&VerdictExtras> {
         match &self.decisions {
-            DecisionList::Several { rare, .. } => rare.as_deref(),
+            DecisionList::Several { extras, .. } => extras.as_deref(),
             DecisionList::One => None,
         }
     }
@@ -221,14 +226,14 @@ impl Verdict {
     /// What decided: the store, a fallback during an outage, a cache, or an allotment.
     #[must_use]
     pub fn source(&self) -> Source {
-        self.rarely().map_or(Source::Store, |rare| rare.source)
+        self.extras().map_or(Source::Store, |extras| extras.source)
     }
 
     /// Whether the store charged the request without a record of its reservation, for which it had
     /// no room. The charge is final: settling it changes nothing, and a lease ends when it expires.
     #[must_use]
     pub fn is_unrecorded(&self) -> bool {
-        self.rarely().is_some_and(|rare| rare.is_unrecorded)
+        self.extras().is_some_and(|extras| extras.is_unrecorded)
     }
 
     /// What each [shadow limit](crate::Limit::shadow) would have decided. They affect nothing else
@@ -238,12 +243,16 @@ impl Verdict {
         self.shadow().iter().map(|(_, decision)| decision)
     }
 
-    /// The same verdict with what decisions leave beside themselves, each with the position of its
-    /// decision.
+    /// Adds each limit's account (owed, forgiven), by the position of its decision. Zero accounts
+    /// are dropped.
     pub fn with_accounts(self, accounts: impl IntoIterator<Item = (usize, Account)>) -> Self {
         let accounts = accounts.into_iter().filter(|(_, account)| *account != Account::default());
         let accounts: Vec<_> = accounts.collect();
-        if accounts.is_empty() { self } else { self.rare(|rare| rare.accounts = accounts) }
+        if accounts.is_empty() {
+            self
+        } else {
+            self.with_extras(|extras| extras.accounts = accounts)
+        }
     }
 
     /// What the [decision](Self::decisions) at this position leaves beside itself.
@@ -255,7 +264,7 @@ impl Verdict {
 
     /// All that is not 0, with the positions of their [decisions](Self::decisions).
     pub fn accounts(&self) -> impl Iterator<Item = (usize, Account)> + '_ {
-        self.rarely().into_iter().flat_map(|rare| rare.accounts.iter().copied())
+        self.extras().into_iter().flat_map(|extras| extras.accounts.iter().copied())
     }
 
     /// What is owed to the limit that is owed the most, in units of cost. See
@@ -340,7 +349,7 @@ impl Verdict {
     pub fn decisions(&self) -> &[Decision] {
         match &self.decisions {
             DecisionList::One => core::slice::from_ref(&self.summary),
-            DecisionList::Several { rare: Some(rare), .. } if rare.is_one => {
+            DecisionList::Several { extras: Some(extras), .. } if extras.is_one => {
                 core::slice::from_ref(&self.summary)
             }
             DecisionList::Several { decisions, .. } => decisions,
@@ -425,8 +434,8 @@ mod tests {
     #[test]
     fn a_verdict_tells_which_limits_of_a_policy_have_decided() {
         for positions in [&[0][..], &[0, 1, 2], &[2], &[0, 2], &[1, 63], &[64], &[3, 99]] {
-            let verdict =
-                Verdict::several(vec![ADMITTED; positions.len()]).of(positions.iter().copied());
+            let verdict = Verdict::several(vec![ADMITTED; positions.len()])
+                .at_positions(positions.iter().copied());
             assert_eq!(verdict.decisions(), vec![ADMITTED; positions.len()]);
             let found: Vec<_> = (0..positions.len()).map(|nth| verdict.position_of(nth)).collect();
             assert_eq!(found, positions);
@@ -436,8 +445,8 @@ mod tests {
     #[test]
     fn shadow_decisions_and_a_source_change_nothing_else_of_a_verdict() {
         for decisions in [vec![], vec![ADMITTED], vec![ADMITTED, ADMITTED]] {
-            let plain =
-                Verdict::several(decisions.clone()).of([3, 4].into_iter().take(decisions.len()));
+            let plain = Verdict::several(decisions.clone())
+                .at_positions([3, 4].into_iter().take(decisions.len()));
             let more = plain.clone().with_shadow(vec![(1, DENIED)]).with_source(Source::Fallback);
             assert_eq!(more.shadow_decisions().collect::<Vec<_>>(), [&DENIED]);
             assert_eq!((plain.source(), more.source()), (Source::Store, Source::Fallback));

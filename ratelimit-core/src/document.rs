@@ -21,7 +21,7 @@ use serde::de::{
 };
 
 use crate::any_algorithm::AnyAlgorithm;
-use crate::any_algorithm::text::{accepted, unknown};
+use crate::any_algorithm::text::{algorithm_names, unknown};
 use crate::error::{ConfigError, did_you_mean};
 use crate::limit::{Limit, Limits, name_is_taken};
 use crate::rate::{Period, Rate, period_us};
@@ -394,7 +394,7 @@ impl LimitTable {
         let rates = rates.collect::<Result<Vec<_>, _>>()?.join(",");
 
         let algorithm = algorithm.ok_or_else(|| {
-            Fault::missing(format!("no algorithm; add algorithm = one of {}", accepted()))
+            Fault::missing(format!("no algorithm; add algorithm = one of {}", algorithm_names()))
         })?;
         if algorithm == "bucketed-window" {
             let instead = "leave it out, or use gcra or token-bucket";

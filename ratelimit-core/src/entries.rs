@@ -59,7 +59,7 @@ pub(crate) fn sum(costs: impl Iterator<Item = u64>) -> u64 {
 
 /// The entries after a refund, which takes so much off the newest ones and drops those of which
 /// nothing is left: a refund undoes the latest charges. `None` if nothing changes.
-pub(crate) fn refunded<E: Clone>(
+pub(crate) fn after_refund<E: Clone>(
     entries: &[E],
     mut owed: u64,
     cost: impl Fn(&mut E) -> &mut u64,
@@ -95,7 +95,7 @@ impl<const LEASES: bool> LoggedWindow<LEASES> {
         LiveEntries { at, entries, used: used(entries) }
     }
 
-    fn left(&self, live: LiveEntries<'_>) -> u64 {
+    fn remaining(&self, live: LiveEntries<'_>) -> u64 {
         self.limit.saturating_sub(live.used)
     }
 
@@ -114,7 +114,7 @@ impl<const LEASES: bool> LoggedWindow<LEASES> {
     }
 
     /// The decision that leaves these entries, of `used` together.
-    fn decided<'e>(
+    fn decision<'e>(
         &self,
         (now, cost): (Timestamp, u64),
         used: u64,
@@ -138,23 +138,23 @@ impl<const LEASES: bool> LoggedWindow<LEASES> {
 
     /// The decision on a request, and the charge.
     fn decide(&self, now: Timestamp, cost: u64, live: LiveEntries<'_>) -> (Decision, u64) {
-        if cost > self.left(live) {
-            return (self.denied(now, cost, live), 0);
+        if cost > self.remaining(live) {
+            return (self.denial(now, cost, live), 0);
         }
         let new = LogEntry { timestamp: live.at, cost };
         let entries = live.entries.iter().chain((cost > 0).then_some(&new));
-        (self.decided((now, cost), live.used.saturating_add(cost), entries, Some(0)), cost)
+        (self.decision((now, cost), live.used.saturating_add(cost), entries, Some(0)), cost)
     }
 
-    fn denied(&self, now: Timestamp, cost: u64, live: LiveEntries<'_>) -> Decision {
+    fn denial(&self, now: Timestamp, cost: u64, live: LiveEntries<'_>) -> Decision {
         let room = self.limit.checked_sub(cost);
         let retry_us = room.and_then(|room| self.freed_us(live.entries.iter(), live.used - room));
         let retry_after_us = retry_us.map(|us| us - now.as_us());
-        self.decided((now, cost), live.used, live.entries.iter(), retry_after_us)
+        self.decision((now, cost), live.used, live.entries.iter(), retry_after_us)
     }
 
     /// The step that is always allowed and leaves these entries; `None` changes nothing.
-    fn changed(
+    fn change(
         &self,
         now: Timestamp,
         cost: u64,
@@ -162,12 +162,12 @@ impl<const LEASES: bool> LoggedWindow<LEASES> {
         entries: Option<Vec<LogEntry>>,
     ) -> Step<LogState<LEASES>> {
         let after = entries.as_deref().unwrap_or(live.entries);
-        let decision = self.decided((now, cost), used(after), after.iter(), Some(0));
-        let write = entries.map_or(Write::Keep, |entries| self.written(entries));
+        let decision = self.decision((now, cost), used(after), after.iter(), Some(0));
+        let write = entries.map_or(Write::Keep, |entries| self.write(entries));
         Step { decision, write }
     }
 
-    fn written(&self, entries: Vec<LogEntry>) -> Write<LogState<LEASES>> {
+    fn write(&self, entries: Vec<LogEntry>) -> Write<LogState<LEASES>> {
         match entries.last() {
             None => Write::Remove,
             Some(last) => {
@@ -188,7 +188,7 @@ impl<const LEASES: bool> LoggedWindow<LEASES> {
     ) -> Step<LogState<LEASES>> {
         let live = self.live(state, now);
         let made = live.entries.binary_search_by_key(&timestamp, |entry| entry.timestamp);
-        let (Ok(position), 1..) = (made, charged) else { return self.changed(now, 0, live, None) };
+        let (Ok(position), 1..) = (made, charged) else { return self.change(now, 0, live, None) };
         let entry = live.entries[position];
         let taken = charged.min(entry.cost);
         let rest = LogEntry { cost: entry.cost - taken, ..entry };
@@ -201,7 +201,7 @@ impl<const LEASES: bool> LoggedWindow<LEASES> {
         if renewed {
             entries = with_entry(LiveEntries { entries: &entries, ..live }, taken);
         }
-        self.changed(now, 0, live, Some(entries))
+        self.change(now, 0, live, Some(entries))
     }
 }
 
@@ -223,7 +223,7 @@ impl<const LEASES: bool> Algorithm for LoggedWindow<LEASES> {
         let (decision, charge) = self.decide(now, cost, live);
         let write = match charge {
             0 => Write::Keep,
-            _ => self.written(with_entry(live, charge)),
+            _ => self.write(with_entry(live, charge)),
         };
         Step { decision, write }
     }
@@ -232,15 +232,15 @@ impl<const LEASES: bool> Algorithm for LoggedWindow<LEASES> {
     /// newest leases.
     fn refund(&self, state: Option<&Self::State>, now: Timestamp, cost: u64) -> MaybeStep<Self> {
         let live = self.live(state, now);
-        let entries = refunded(live.entries, cost, |entry| &mut entry.cost);
-        Some(self.changed(now, cost, live, entries))
+        let entries = after_refund(live.entries, cost, |entry| &mut entry.cost);
+        Some(self.change(now, cost, live, entries))
     }
 
     fn force(&self, state: Option<&Self::State>, now: Timestamp, cost: u64) -> MaybeStep<Self> {
         let live = self.live(state, now);
-        let charge = cost.min(self.left(live));
+        let charge = cost.min(self.remaining(live));
         let entries = (charge > 0).then(|| with_entry(live, charge));
-        Some(self.changed(now, cost, live, entries))
+        Some(self.change(now, cost, live, entries))
     }
 
     /// Adds the cost and drops the oldest entries, the last one in part, until the log is exactly
@@ -260,7 +260,7 @@ impl<const LEASES: bool> Algorithm for LoggedWindow<LEASES> {
             entry.cost > 0
         });
         entries.drain(..first_kept.unwrap_or_default());
-        Some(self.changed(now, cost, live, Some(entries).filter(|_| cost > 0)))
+        Some(self.change(now, cost, live, Some(entries).filter(|_| cost > 0)))
     }
 
     fn has_leases(&self) -> bool {

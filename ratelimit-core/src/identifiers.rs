@@ -68,7 +68,7 @@ pub trait Identifiers {
 }
 
 /// What a request has, in words.
-pub(crate) fn had(caller: &(impl Identifiers + ?Sized)) -> String {
+pub(crate) fn describe_identifiers(caller: &(impl Identifiers + ?Sized)) -> String {
     let names: Vec<_> = caller.names().iter().map(|name| format!("{name:?}")).collect();
     let bare = caller.bare().map(|_| "a bare key");
     match (bare, &*names) {
@@ -297,9 +297,9 @@ mod tests {
 
     #[test]
     fn what_a_caller_had_is_told_also_of_what_is_no_text() {
-        assert_eq!(had(&IpAddr::from([192, 0, 2, 7])), "a bare key");
+        assert_eq!(describe_identifiers(&IpAddr::from([192, 0, 2, 7])), "a bare key");
         assert_eq!(
-            had(&(("ip", Ipv6Addr::LOCALHOST), ("user", "alice"))),
+            describe_identifiers(&(("ip", Ipv6Addr::LOCALHOST), ("user", "alice"))),
             "identifier \"ip\", \"user\""
         );
     }

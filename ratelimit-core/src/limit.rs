@@ -173,7 +173,7 @@ impl<A: Algorithm> Limit<A> {
         self
     }
 
-    /// What becomes of requests when its store cannot be reached; `None` if that was not chosen.
+    /// What to answer while the store is unreachable, if chosen by [`on_outage`](Self::on_outage).
     #[must_use]
     pub const fn outage(&self) -> Option<OnOutage> {
         self.on_outage
@@ -276,7 +276,7 @@ impl<A: Algorithm> Limit<A> {
     }
 
     /// Its identifiers, in words.
-    pub(crate) fn wanted(&self) -> String {
+    pub(crate) fn describe_identifiers(&self) -> String {
         if self.identifier_names.is_empty() {
             return "a bare key".into();
         }

@@ -21,7 +21,7 @@ use core::task::Poll;
 use crate::algorithms::{Algorithm, KeepsEntries, WindowEntry};
 use crate::any_algorithm::AnyAlgorithm;
 use crate::decision::Verdict;
-use crate::identifiers::{Identifiers, had};
+use crate::identifiers::{Identifiers, describe_identifiers};
 use crate::limit::{Limit, Limits};
 use crate::op::{Now, Op};
 use crate::refusal::Refusal;
@@ -111,10 +111,15 @@ impl<S, A: Algorithm> RateLimiter<S, A> {
         if self.allows_unlimited || self.limits.iter().all(Limit::is_shadow) {
             return Ok(Verdict::several(Vec::new()));
         }
-        let wants = |limit: &Limit<A>| format!("limit {:?} wants {}", limit.name(), limit.wanted());
+        let wants = |limit: &Limit<A>| {
+            format!("limit {:?} wants {}", limit.name(), limit.describe_identifiers())
+        };
         let enforced = self.limits.iter().filter(|limit| !limit.is_shadow());
         let wanted: Vec<_> = enforced.map(wants).collect();
-        Err(Refusal::NoLimitApplies { had: had(caller), wanted: wanted.join(", ") })
+        Err(Refusal::NoLimitApplies {
+            had: describe_identifiers(caller),
+            wanted: wanted.join(", "),
+        })
     }
 
     /// Refuses a caller that lacks the identifiers of a required limit.
@@ -123,8 +128,8 @@ impl<S, A: Algorithm> RateLimiter<S, A> {
             limit.is_required() && !limit.is_shadow() && limit.key_for(caller).is_none()
         };
         self.limits.iter().find(lacks).map_or(Ok(()), |limit| {
-            let (limit, wanted) = (limit.name().into(), limit.wanted());
-            Err(Refusal::MissingIdentifier { limit, had: had(caller), wanted })
+            let (limit, wanted) = (limit.name().into(), limit.describe_identifiers());
+            Err(Refusal::MissingIdentifier { limit, had: describe_identifiers(caller), wanted })
         })
     }
 

@@ -78,7 +78,7 @@ impl<A: Algorithm> LimitsBuilder<A> {
         self.change_last("shadow", |limit| Ok(limit.shadow()))
     }
 
-    /// What becomes of requests when the store of the limit before this call cannot be reached: see
+    /// What to answer while the store of the limit before this call is unreachable: see
     /// [`Limit::on_outage`].
     pub fn on_outage(self, on_outage: OnOutage) -> Self {
         self.change_last("on_outage", |limit| Ok(limit.on_outage(on_outage)))

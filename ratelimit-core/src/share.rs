@@ -48,7 +48,7 @@ fn part(capacity: u64, nodes: NonZeroU64) -> Result<u64, ConfigError> {
 
 /// The rate of a share, divided exactly: by its count if that is a multiple, otherwise by a longer
 /// period.
-fn divided(rate: Rate, nodes: NonZeroU64) -> Result<Rate, ConfigError> {
+fn divide_rate(rate: Rate, nodes: NonZeroU64) -> Result<Rate, ConfigError> {
     match rate.count() % nodes {
         0 => Rate::per_us(rate.count() / nodes, rate.period_us()),
         _ => Rate::per_us(rate.count(), rate.period_us().saturating_mul(nodes.get())),
@@ -67,7 +67,7 @@ impl<A: FromRate> Share for A {
             None => Self::from_rate(window(self.capacity(), self.span_us(), nodes)?, None, debt),
             Some(burst) => {
                 let burst = part(burst, nodes)?;
-                Self::from_rate(divided(self.to_rate(), nodes)?, Some(burst), debt)
+                Self::from_rate(divide_rate(self.to_rate(), nodes)?, Some(burst), debt)
             }
         }
     }

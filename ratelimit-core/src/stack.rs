@@ -96,7 +96,7 @@ impl<A: Algorithm> Stack<A> {
 
     /// The decision when a limit denies: no limit is charged, so a limit that would have admitted
     /// shows what it has.
-    fn denied(
+    fn denial(
         &self,
         state: Option<&StackState<A::State>>,
         now: Timestamp,
@@ -112,7 +112,7 @@ impl<A: Algorithm> Stack<A> {
     }
 
     /// One step for all limits: their writes if all of them admit.
-    fn joined(
+    fn join_steps(
         &self,
         state: Option<&StackState<A::State>>,
         now: Timestamp,
@@ -120,7 +120,7 @@ impl<A: Algorithm> Stack<A> {
     ) -> Step<StackState<A::State>> {
         if steps.iter().any(|step| !step.decision.allowed) {
             let decisions = steps.iter().map(|step| step.decision);
-            return Step { decision: self.denied(state, now, decisions), write: Write::Keep };
+            return Step { decision: self.denial(state, now, decisions), write: Write::Keep };
         }
         let decision = summarise(steps.iter().map(|step| step.decision));
         if steps.iter().all(|step| matches!(step.write, Write::Keep)) {
@@ -135,7 +135,7 @@ impl<A: Algorithm> Stack<A> {
                 Write::Remove => None,
             })
             .collect();
-        Step { decision, write: written(states) }
+        Step { decision, write: write(states) }
     }
 }
 
@@ -144,7 +144,7 @@ fn latest<S>(states: &[Option<StackedState<S>>]) -> Option<Timestamp> {
     states.iter().flatten().map(|stacked| stacked.expires).max()
 }
 
-fn written<S>(states: Vec<Option<StackedState<S>>>) -> Write<StackState<S>> {
+fn write<S>(states: Vec<Option<StackedState<S>>>) -> Write<StackState<S>> {
     match latest(&states) {
         None => Write::Remove,
         Some(expires) => Write::Put { state: StackState { states }, expires },
@@ -171,7 +171,7 @@ impl<A: Algorithm> Algorithm for Stack<A> {
 
     fn step(&self, state: Option<&Self::State>, now: Timestamp, cost: u64) -> Step<Self::State> {
         let steps = self.each(state, |limit, state| limit.step(state, now, cost));
-        self.joined(state, now, steps.collect())
+        self.join_steps(state, now, steps.collect())
     }
 
     /// The largest debt of the limits.
@@ -191,7 +191,7 @@ impl<A: Algorithm> Algorithm for Stack<A> {
 
     /// Fills each of the limits.
     fn filled(&self, now: Timestamp) -> Step<Self::State> {
-        self.joined(None, now, self.limits.iter().map(|limit| limit.filled(now)).collect())
+        self.join_steps(None, now, self.limits.iter().map(|limit| limit.filled(now)).collect())
     }
 
     /// Whether one of the limits has.
@@ -207,13 +207,13 @@ impl<A: Algorithm> Algorithm for Stack<A> {
     /// `None` if a limit has no refunds.
     fn refund(&self, state: Option<&Self::State>, now: Timestamp, cost: u64) -> MaybeStep<Self> {
         let steps = self.each(state, |limit, state| limit.refund(state, now, cost));
-        Some(self.joined(state, now, steps.collect::<Option<_>>()?))
+        Some(self.join_steps(state, now, steps.collect::<Option<_>>()?))
     }
 
     /// `None` if a limit has no forced charges.
     fn force(&self, state: Option<&Self::State>, now: Timestamp, cost: u64) -> MaybeStep<Self> {
         let steps = self.each(state, |limit, state| limit.force(state, now, cost));
-        Some(self.joined(state, now, steps.collect::<Option<_>>()?))
+        Some(self.join_steps(state, now, steps.collect::<Option<_>>()?))
     }
 
     /// Takes the charge off each limit whose state can tell it apart.
@@ -231,7 +231,7 @@ impl<A: Algorithm> Algorithm for Stack<A> {
             let undone = charged.and_then(|charged| limit.undo(own, now, reservation, charged));
             undone.unwrap_or_else(|| limit.step(own, now, 0))
         });
-        Some(self.joined(state, now, steps.collect()))
+        Some(self.join_steps(state, now, steps.collect()))
     }
 }
 

@@ -33,7 +33,7 @@ pub(crate) struct WindowLimit {
 
 impl WindowLimit {
     /// A window of this length, with nothing counted.
-    pub(crate) const fn begun<const ALIGNED: bool>(self, start: Timestamp) -> WindowState<ALIGNED> {
+    pub(crate) const fn begin<const ALIGNED: bool>(self, start: Timestamp) -> WindowState<ALIGNED> {
         self.counting(start, 0)
     }
 
@@ -93,7 +93,7 @@ impl WindowLimit {
         if cost == 0 || !fits {
             return Step { decision: self.decision((now, cost), window, fits), write: Write::Keep };
         }
-        let after = WindowState { count: window.count + cost, ..self.begun(window.start) };
+        let after = WindowState { count: window.count + cost, ..self.begin(window.start) };
         Step { decision: self.decision((now, cost), after, true), write: after.put() }
     }
 }

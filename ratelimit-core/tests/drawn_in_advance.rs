@@ -1,7 +1,6 @@
 //! Budget that is drawn in advance: a charge of several requests at once, settled later at what was
 //! used of it. The parts that were used, at the times of their charges, are a history that the
-//! algorithm itself admits. A store around a store relies on this when it spends a charge by
-//! itself.
+//! algorithm itself admits. A layer relies on this when it spends a charge by itself.
 
 #![allow(clippy::expect_used, missing_docs, reason = "tests")]
 
@@ -37,7 +36,7 @@ struct Run {
 }
 
 impl Run {
-    fn written(&mut self, step: &Step<AnyState>) {
+    fn apply_write(&mut self, step: &Step<AnyState>) {
         self.state = step.write.after(self.state.as_ref()).cloned();
     }
 
@@ -45,7 +44,7 @@ impl Run {
     fn draw(&mut self, now: Timestamp, cost: u64, used: u64) -> Option<Reservation> {
         let charged_at = self.limit.charged_at(self.state.as_ref(), now);
         let step = self.limit.step(self.state.as_ref(), now, cost);
-        self.written(&step);
+        self.apply_write(&step);
         step.decision.allowed.then(|| {
             let of_used = self.limit.step(self.of_used.as_ref(), now, used);
             assert!(of_used.decision.allowed, "{used} of {cost} at {now}: {:?}", self.of_used);
@@ -56,10 +55,10 @@ impl Run {
 
     fn settle(&mut self, now: Timestamp, reservation: &Reservation, used: u64) {
         let step = self.limit.settle(self.state.as_ref(), now, reservation, used);
-        self.written(&step.expect("it takes reservations"));
+        self.apply_write(&step.expect("it takes reservations"));
     }
 
-    fn left(&self, state: Option<&AnyState>, now: Timestamp) -> u64 {
+    fn remaining(&self, state: Option<&AnyState>, now: Timestamp) -> u64 {
         self.limit.step(state, now, 0).decision.remaining
     }
 }
@@ -109,7 +108,7 @@ proptest! {
                     }
                 }
             }
-            let (left, at_most) = (run.left(run.state.as_ref(), now), run.left(run.of_used.as_ref(), now));
+            let (left, at_most) = (run.remaining(run.state.as_ref(), now), run.remaining(run.of_used.as_ref(), now));
             prop_assert!(left <= at_most, "{left} left, above {at_most}");
         }
     }

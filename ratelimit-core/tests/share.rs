@@ -14,7 +14,7 @@ fn algorithm(words: &str) -> AnyAlgorithm {
     words.parse().expect(words)
 }
 
-fn shared(words: &str, nodes: u64) -> Result<AnyAlgorithm, ratelimit_core::ConfigError> {
+fn share_of(words: &str, nodes: u64) -> Result<AnyAlgorithm, ratelimit_core::ConfigError> {
     algorithm(words).share(NonZeroU64::new(nodes).expect("not 0"))
 }
 
@@ -39,7 +39,7 @@ fn a_share_divides_bursts_counts_and_debts_rounded_down_and_rates_exactly() {
         ("token-bucket 10/s burst 20 debt 4", 2, "token-bucket 5/s burst 10 debt 2"),
         ("fixed-window 10/s debt 7", 3, "fixed-window 3/s debt 2"),
     ] {
-        assert_eq!(shared(limit, nodes), Ok(algorithm(share)), "{limit} among {nodes}");
+        assert_eq!(share_of(limit, nodes), Ok(algorithm(share)), "{limit} among {nodes}");
     }
 }
 
@@ -76,7 +76,11 @@ fn a_share_of_a_stack_divides_each_of_its_limits() {
 type Request = (u64, usize, u64);
 
 /// What so many nodes admit by these shares, each at its time.
-fn admitted<A: Algorithm>(share: &A, nodes: usize, requests: &[Request]) -> Vec<(Timestamp, u64)> {
+fn admit_by_shares<A: Algorithm>(
+    share: &A,
+    nodes: usize,
+    requests: &[Request],
+) -> Vec<(Timestamp, u64)> {
     let (mut states, mut now_us) = (vec![None; nodes], BEGIN_US);
     let admitted = requests.iter().filter_map(|(gap_us, node, cost)| {
         now_us += gap_us;
@@ -98,7 +102,7 @@ fn admits_what_nodes_admit<A: Algorithm>(
     requests: &[Request],
 ) -> bool {
     let mut whole = None;
-    admitted(share, nodes, requests).into_iter().all(|(now, cost)| {
+    admit_by_shares(share, nodes, requests).into_iter().all(|(now, cost)| {
         let step = limit.step(whole.as_ref(), now, cost * times);
         whole = step.write.after(whole.as_ref()).cloned();
         step.decision.allowed
@@ -182,8 +186,8 @@ proptest! {
         nodes in 1_usize..6,
         requests in prop::collection::vec((0_u64..700_000, 0_usize..6, 1_u64..4), 1..60),
     ) {
-        let share = shared("sliding-counter 12/s", nodes as u64).expect("a share");
-        let admitted = admitted(&share, nodes, &requests);
+        let share = share_of("sliding-counter 12/s", nodes as u64).expect("a share");
+        let admitted = admit_by_shares(&share, nodes, &requests);
         for (position, (now, _)) in admitted.iter().enumerate() {
             let sum = |window: u64| -> u64 {
                 let until_now = admitted[..=position].iter();

@@ -21,7 +21,7 @@ fn limits() -> Vec<AnyAlgorithm> {
 }
 
 /// The limits of a batch, by their places.
-fn named(limits: &[AnyAlgorithm]) -> Vec<Limit<AnyAlgorithm>> {
+fn named_limits(limits: &[AnyAlgorithm]) -> Vec<Limit<AnyAlgorithm>> {
     let named = limits.iter().enumerate().map(|(n, limit)| Limit::new(&n.to_string(), *limit));
     named.collect::<Result<_, _>>().expect("names")
 }
@@ -36,7 +36,7 @@ proptest! {
         ),
     ) {
         let stack = Stack::new(limits.clone()).expect("counts what is admitted");
-        let limits = named(&limits);
+        let limits = named_limits(&limits);
         let mut side_by_side = Snapshot { now: Timestamp::ZERO, states: vec![None; limits.len()] };
         let mut stacked: Option<StackState<_>> = None;
         let mut now_us = 100;

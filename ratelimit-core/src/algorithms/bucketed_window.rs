@@ -17,7 +17,7 @@ use alloc::vec::Vec;
 
 use crate::algorithms::{Algorithm, MaybeStep, Step, Write, undone_by_refund};
 use crate::decision::Decision;
-use crate::entries::refunded;
+use crate::entries::after_refund;
 use crate::error::ConfigError;
 use crate::in_memory::{InMemory, counts_entries};
 use crate::rate::{Period, Rate, gcd, kind_of_window};
@@ -165,7 +165,7 @@ impl BucketedWindow {
     }
 
     /// What every window has left.
-    fn left(&self, live: LiveBuckets<'_>) -> u64 {
+    fn remaining(&self, live: LiveBuckets<'_>) -> u64 {
         let left = |window: &BucketWindow| window.limit.saturating_sub(Self::used(live, *window));
         self.windows().iter().map(left).min().unwrap_or_default()
     }
@@ -223,14 +223,14 @@ impl BucketedWindow {
 
     /// The decision on a request, and the charge.
     fn decide(&self, now: Timestamp, cost: u64, live: LiveBuckets<'_>) -> (Decision, u64) {
-        if cost > self.left(live) {
+        if cost > self.remaining(live) {
             let retry_after_us = self.fits_us(live, 0, cost).map(|us| us - now.as_us());
             return (self.decision((now, cost), live, 0, retry_after_us), 0);
         }
         (self.decision((now, cost), live, cost, Some(0)), cost)
     }
 
-    fn admitted(
+    fn admit(
         &self,
         now: Timestamp,
         cost: u64,
@@ -241,12 +241,12 @@ impl BucketedWindow {
         let decision = self.decision((now, cost), after, 0, Some(0));
         let write = match buckets {
             None => Write::Keep,
-            Some(buckets) => self.written(buckets),
+            Some(buckets) => self.write(buckets),
         };
         Step { decision, write }
     }
 
-    fn written(&self, buckets: Vec<BucketCount>) -> Write<BucketedWindowState> {
+    fn write(&self, buckets: Vec<BucketCount>) -> Write<BucketedWindowState> {
         match buckets.last() {
             None => Write::Remove,
             Some(last) => {
@@ -257,7 +257,7 @@ impl BucketedWindow {
     }
 
     /// The live buckets with `cost` added to the current one.
-    fn charged(live: LiveBuckets<'_>, cost: u64) -> Option<Vec<BucketCount>> {
+    fn with_charge(live: LiveBuckets<'_>, cost: u64) -> Option<Vec<BucketCount>> {
         if cost == 0 {
             return None;
         }
@@ -294,20 +294,20 @@ impl Algorithm for BucketedWindow {
         let live = self.live(state, now);
         let (decision, charge) = self.decide(now, cost, live);
         let write =
-            Self::charged(live, charge).map_or(Write::Keep, |buckets| self.written(buckets));
+            Self::with_charge(live, charge).map_or(Write::Keep, |buckets| self.write(buckets));
         Step { decision, write }
     }
 
     /// Takes the cost off the newest buckets.
     fn refund(&self, state: Option<&Self::State>, now: Timestamp, cost: u64) -> MaybeStep<Self> {
         let live = self.live(state, now);
-        let Some(buckets) = refunded(live.buckets, cost, |bucket| &mut bucket.count) else {
-            return Some(self.admitted(now, cost, live, None));
+        let Some(buckets) = after_refund(live.buckets, cost, |bucket| &mut bucket.count) else {
+            return Some(self.admit(now, cost, live, None));
         };
         // Without its newest bucket the state may belong to an earlier time.
         let newest = buckets.last().map_or(Timestamp::ZERO, |bucket| bucket.start);
         let live = LiveBuckets { current: self.aligned(now).max(newest), ..live };
-        Some(self.admitted(now, cost, live, Some(buckets)))
+        Some(self.admit(now, cost, live, Some(buckets)))
     }
 
     /// Charges the largest of the windows' limits: no window has anything left until the bucket has
@@ -315,7 +315,7 @@ impl Algorithm for BucketedWindow {
     fn filled(&self, now: Timestamp) -> Step<BucketedWindowState> {
         let most = self.windows().iter().map(|window| window.limit).max().unwrap_or_default();
         let live = self.live(None, now);
-        self.admitted(now, self.capacity(), live, Self::charged(live, most))
+        self.admit(now, self.capacity(), live, Self::with_charge(live, most))
     }
 
     // Charges count in the newest bucket.
@@ -323,14 +323,14 @@ impl Algorithm for BucketedWindow {
 
     fn force(&self, state: Option<&Self::State>, now: Timestamp, cost: u64) -> MaybeStep<Self> {
         let live = self.live(state, now);
-        Some(self.admitted(now, cost, live, Self::charged(live, cost.min(self.left(live)))))
+        Some(self.admit(now, cost, live, Self::with_charge(live, cost.min(self.remaining(live)))))
     }
 
     /// Counts the cost in the current bucket. Then each bucket, from the newest back, keeps as much
     /// as every window that contains it has room for.
     fn fill(&self, state: Option<&Self::State>, now: Timestamp, cost: u64) -> MaybeStep<Self> {
         let live = self.live(state, now);
-        let mut buckets = Self::charged(live, cost).unwrap_or_default();
+        let mut buckets = Self::with_charge(live, cost).unwrap_or_default();
         let mut newer = 0;
         for bucket in buckets.iter_mut().rev() {
             let contains = |window: &&BucketWindow| {
@@ -343,7 +343,7 @@ impl Algorithm for BucketedWindow {
             newer += bucket.count;
         }
         buckets.retain(|bucket| bucket.count > 0);
-        Some(self.admitted(now, cost, live, Some(buckets).filter(|_| cost > 0)))
+        Some(self.admit(now, cost, live, Some(buckets).filter(|_| cost > 0)))
     }
 }
 

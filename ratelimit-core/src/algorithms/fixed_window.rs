@@ -109,7 +109,7 @@ impl<const ALIGNED: bool> CountedWindow<ALIGNED> {
     /// Another limit may have written the state, and count more in it. This limit then counts up to
     /// its own number, and until the earlier of both ends.
     fn window(&self, state: Option<&WindowState<ALIGNED>>, now: Timestamp) -> WindowState<ALIGNED> {
-        let begun = self.window.begun(self.begin(now));
+        let begun = self.window.begin(self.begin(now));
         let Some(state) = self.live(state, now) else { return begun };
         let (mut start, mut count) = (state.start, state.count.min(self.window.most));
         if now.as_us() >= start.as_us() + self.window.window_us {
@@ -133,7 +133,7 @@ impl<const ALIGNED: bool> CountedWindow<ALIGNED> {
         current: WindowState<ALIGNED>,
     ) -> Write<WindowState<ALIGNED>> {
         if !ALIGNED {
-            return WindowState { count, ..self.window.begun(state.start) }.put();
+            return WindowState { count, ..self.window.begin(state.start) }.put();
         }
         let most = self.window.most;
         let own = |count: u64| self.window.counting(state.start, count.min(most));
@@ -150,7 +150,7 @@ impl<const ALIGNED: bool> CountedWindow<ALIGNED> {
     }
 
     /// A refund or a forced charge, which counts in the window as it was written.
-    fn changed(
+    fn change(
         &self,
         state: Option<&WindowState<ALIGNED>>,
         (now, cost): (Timestamp, u64),
@@ -238,12 +238,12 @@ impl<const ALIGNED: bool> Algorithm for CountedWindow<ALIGNED> {
     }
 
     fn refund(&self, state: Option<&Self::State>, now: Timestamp, cost: u64) -> MaybeStep<Self> {
-        Some(self.changed(state, (now, cost), |count| count.saturating_sub(cost)))
+        Some(self.change(state, (now, cost), |count| count.saturating_sub(cost)))
     }
 
     fn force(&self, state: Option<&Self::State>, now: Timestamp, cost: u64) -> MaybeStep<Self> {
         let charge = cost.min(self.window.most - self.window(state, now).count);
-        Some(self.changed(state, (now, cost), |count| count.saturating_add(charge)))
+        Some(self.change(state, (now, cost), |count| count.saturating_add(charge)))
     }
 
     /// As a forced charge.

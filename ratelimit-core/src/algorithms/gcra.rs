@@ -144,7 +144,7 @@ impl Gcra {
     /// A burst of 0, or numbers too large to stay exact.
     pub fn with_debt(rate: Rate, burst: u64, debt: u64) -> Result<Self, ConfigError> {
         let refill = Refill::with_debt(rate, burst, debt)?;
-        Ok(Self { refill, token: fast::Token::of(&refill), is_token_bucket: false })
+        Ok(Self { refill, token: fast::Token::from_refill(&refill), is_token_bucket: false })
     }
 
     /// The same limit, called `token-bucket`.

@@ -95,7 +95,7 @@ impl SlidingCounter {
 
     /// The windows as this limit counts them: a count written under a larger limit counts up to
     /// this one.
-    fn counted(&self, windows: SlidingCounterState) -> SlidingCounterState {
+    fn cap_counts(&self, windows: SlidingCounterState) -> SlidingCounterState {
         let (previous, current) =
             (windows.previous.min(self.limit), windows.current.min(self.limit));
         SlidingCounterState { previous, current, ..windows }
@@ -140,22 +140,22 @@ impl SlidingCounter {
 
     /// A refund or a forced charge. Another limit may count more in the windows, and goes on to do
     /// so.
-    fn changed(
+    fn change(
         &self,
         state: Option<&SlidingCounterState>,
         (now, cost): (Timestamp, u64),
         change: impl Fn(u64) -> u64,
     ) -> Step<SlidingCounterState> {
         let held = self.windows(state, now);
-        let windows = self.counted(held);
+        let windows = self.cap_counts(held);
         let changed = change(windows.current);
         let write = if changed == windows.current {
             Write::Keep
         } else {
             let current = held.current - windows.current + changed;
-            self.written(SlidingCounterState { current, ..held }, now)
+            self.write(SlidingCounterState { current, ..held }, now)
         };
-        let left = self.counted(self.windows(write.after(state), now));
+        let left = self.cap_counts(self.windows(write.after(state), now));
         Step { decision: self.decision((now, cost), left, Some(0)), write }
     }
 
@@ -170,7 +170,7 @@ impl SlidingCounter {
         }
     }
 
-    fn written(&self, state: SlidingCounterState, now: Timestamp) -> Write<SlidingCounterState> {
+    fn write(&self, state: SlidingCounterState, now: Timestamp) -> Write<SlidingCounterState> {
         let ends_us = self.empty_us(state);
         if ends_us > now.as_us() && (state.previous, state.current) != (0, 0) {
             Write::until(state, ends_us)
@@ -193,7 +193,7 @@ impl Algorithm for SlidingCounter {
 
     fn step(&self, state: Option<&Self::State>, now: Timestamp, cost: u64) -> Step<Self::State> {
         let held = self.windows(state, now);
-        let windows = self.counted(held);
+        let windows = self.cap_counts(held);
         let keep = |retry_after_us| {
             let decision = self.decision((now, cost), windows, retry_after_us);
             Step { decision, write: Write::Keep }
@@ -205,29 +205,29 @@ impl Algorithm for SlidingCounter {
             return keep(Some(0));
         }
         let after = SlidingCounterState { current: held.current + cost, ..held };
-        let decision = self.decision((now, cost), self.counted(after), Some(0));
-        Step { decision, write: self.written(after, now) }
+        let decision = self.decision((now, cost), self.cap_counts(after), Some(0));
+        Step { decision, write: self.write(after, now) }
     }
 
     /// Takes the cost off the current window; the previous one stays as it is.
     fn refund(&self, state: Option<&Self::State>, now: Timestamp, cost: u64) -> MaybeStep<Self> {
-        Some(self.changed(state, (now, cost), |current| current.saturating_sub(cost)))
+        Some(self.change(state, (now, cost), |current| current.saturating_sub(cost)))
     }
 
     undone_by_refund!(|state| state.start);
 
     fn force(&self, state: Option<&Self::State>, now: Timestamp, cost: u64) -> MaybeStep<Self> {
-        let windows = self.counted(self.windows(state, now));
+        let windows = self.cap_counts(self.windows(state, now));
         let charge = cost.min(self.limit.saturating_sub(self.used(windows, now)));
-        Some(self.changed(state, (now, cost), |current| current.saturating_add(charge)))
+        Some(self.change(state, (now, cost), |current| current.saturating_add(charge)))
     }
 
     /// Counts up to the limit in the current window, whatever the previous one adds: the estimate
     /// may exceed the limit.
     fn fill(&self, state: Option<&Self::State>, now: Timestamp, cost: u64) -> MaybeStep<Self> {
-        let windows = self.counted(self.windows(state, now));
+        let windows = self.cap_counts(self.windows(state, now));
         let charge = cost.min(self.limit - windows.current);
-        Some(self.changed(state, (now, cost), |current| current.saturating_add(charge)))
+        Some(self.change(state, (now, cost), |current| current.saturating_add(charge)))
     }
 }
 

@@ -14,7 +14,7 @@ use alloc::vec::Vec;
 
 use crate::algorithms::{Algorithm, MaybeStep, Step, Write, undone_by_refund};
 use crate::decision::Decision;
-use crate::entries::{refunded, sum};
+use crate::entries::{after_refund, sum};
 use crate::error::ConfigError;
 use crate::in_memory::{InMemory, counts_entries};
 use crate::rate::{Rate, kind_of_window};
@@ -122,19 +122,19 @@ impl WindowLog {
 
     /// The window as a count. A state written under a larger limit uses at most this limit: its
     /// first requests used it up.
-    fn counted(&self, window: Window<'_>) -> WindowState<false> {
+    fn as_count(&self, window: Window<'_>) -> WindowState<false> {
         let used = sum(window.entries.iter().map(|entry| entry.cost));
-        WindowState { count: used.min(self.window.limit), ..self.window.begun(window.start) }
+        WindowState { count: used.min(self.window.limit), ..self.window.begin(window.start) }
     }
 
     /// The decision on a request, and the charge.
     fn decide(&self, now: Timestamp, cost: u64, window: Window<'_>) -> (Decision, u64) {
-        let Step { decision, write } = self.window.step(self.counted(window), now, cost);
+        let Step { decision, write } = self.window.step(self.as_count(window), now, cost);
         (decision, if matches!(write, Write::Put { .. }) { cost } else { 0 })
     }
 
     /// The step of a refund or a forced charge that leaves these entries; `None` changes nothing.
-    fn changed(
+    fn change(
         &self,
         now: Timestamp,
         cost: u64,
@@ -142,16 +142,16 @@ impl WindowLog {
         entries: Option<Vec<WindowEntry>>,
     ) -> Step<WindowLogState> {
         let after = Window { entries: entries.as_deref().unwrap_or(window.entries), ..window };
-        let decision = self.window.decision((now, cost), self.counted(after), true);
+        let decision = self.window.decision((now, cost), self.as_count(after), true);
         let write = match entries {
             None => Write::Keep,
             Some(entries) if entries.is_empty() => Write::Remove,
-            Some(entries) => self.written(window.start, entries),
+            Some(entries) => self.write(window.start, entries),
         };
         Step { decision, write }
     }
 
-    fn written(&self, start: Timestamp, entries: Vec<WindowEntry>) -> Write<WindowLogState> {
+    fn write(&self, start: Timestamp, entries: Vec<WindowEntry>) -> Write<WindowLogState> {
         Write::until(WindowLogState { start, entries }, start.as_us() + self.window_us())
     }
 }
@@ -186,7 +186,7 @@ impl Algorithm for WindowLog {
         let (decision, charge) = self.decide(now, cost, window);
         let write = match charge {
             0 => Write::Keep,
-            _ => self.written(window.start, with_entry(window, now, charge)),
+            _ => self.write(window.start, with_entry(window, now, charge)),
         };
         Step { decision, write }
     }
@@ -194,17 +194,17 @@ impl Algorithm for WindowLog {
     /// Takes the cost off the newest entries.
     fn refund(&self, state: Option<&Self::State>, now: Timestamp, cost: u64) -> MaybeStep<Self> {
         let window = self.window(state, now);
-        let entries = refunded(window.entries, cost, |entry| &mut entry.cost);
-        Some(self.changed(now, cost, window, entries))
+        let entries = after_refund(window.entries, cost, |entry| &mut entry.cost);
+        Some(self.change(now, cost, window, entries))
     }
 
     undone_by_refund!(|state| state.start);
 
     fn force(&self, state: Option<&Self::State>, now: Timestamp, cost: u64) -> MaybeStep<Self> {
         let window = self.window(state, now);
-        let charge = cost.min(self.window.limit - self.counted(window).count);
+        let charge = cost.min(self.window.limit - self.as_count(window).count);
         let entries = (charge > 0).then(|| with_entry(window, now, charge));
-        Some(self.changed(now, cost, window, entries))
+        Some(self.change(now, cost, window, entries))
     }
 
     /// As a forced charge.

@@ -1,4 +1,4 @@
-//! The text form of an algorithm, in the words of a policy document: `gcra 10/s burst 20`.
+//! An algorithm and its parameters as text, as in a policy document: `gcra 10/s burst 20`.
 
 use alloc::format;
 use alloc::string::String;
@@ -60,11 +60,14 @@ impl WriteNumbers for BucketedWindow {
 /// The error for an algorithm of an unknown name.
 pub(crate) fn unknown(name: &str) -> ConfigError {
     let meant = did_you_mean(name, AnyAlgorithm::NAMES.iter().copied());
-    ConfigError::new(format!("unknown algorithm {name:?}; accepted are {}{meant}", accepted()))
+    ConfigError::new(format!(
+        "unknown algorithm {name:?}; accepted are {}{meant}",
+        algorithm_names()
+    ))
 }
 
 /// The names of all algorithms.
-pub(crate) fn accepted() -> String {
+pub(crate) fn algorithm_names() -> String {
     AnyAlgorithm::NAMES.join(", ")
 }
 

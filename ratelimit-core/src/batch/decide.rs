@@ -116,7 +116,7 @@ fn decide_several<A: Algorithm>(
             *reservation = None;
             if step.decision.allowed {
                 // Nothing is charged, so a limit that would have admitted shows what it has.
-                step.decision = untouched(check, states.get(position), now);
+                step.decision = decide_without_charge(check, states.get(position), now);
             }
         }
         decisions.push(step.decision);
@@ -153,7 +153,7 @@ fn account<A: Algorithm>(
 
 /// The reservation once `more` is charged to it. It lives longer, unless it is a lease, which is
 /// moved to live longer.
-fn extended<A: Algorithm>(
+fn extend_reservation<A: Algorithm>(
     reservation: Reservation,
     (state, check, more): (Option<&A::State>, &Check<'_, A>, u64),
     (now, at): (Timestamp, Timestamp),
@@ -172,7 +172,7 @@ fn extended<A: Algorithm>(
 }
 
 /// The decision of a check that charges nothing, for its cost.
-fn untouched<A: Algorithm>(
+fn decide_without_charge<A: Algorithm>(
     check: &Check<'_, A>,
     state: Option<&A::State>,
     now: Timestamp,
@@ -199,8 +199,8 @@ impl<A: Algorithm> Batch<'_, A> {
         let mut steps = Vec::with_capacity(self.checks.len());
         let group = self.reservation_group(|| states.fingerprint());
         let mut known = !self.op.needs_id();
-        // Another caller may have the place of a lease that has ended, so no other check makes its
-        // renewal known.
+        // If one lease of the batch has ended, another caller may have its place: the renewal is
+        // refused even if the other checks still hold theirs.
         let mut lease_has_ended = false;
         for (position, check) in checks {
             let algorithm = check.limit.algorithm();
@@ -216,7 +216,7 @@ impl<A: Algorithm> Batch<'_, A> {
                     reservation.group.as_ref().map_or(name, |group| &group.limits).into();
                 return Err(Refusal::OtherChecks { limit: name.into(), id, reserved });
             }
-            let about = self.known(check, id, known_as)?;
+            let about = self.id_state(check, id, known_as)?;
             let is_known = !matches!(about, IdState::Unknown);
             known |= is_known;
             lease_has_ended |= !is_known && self.op == Op::Renew && algorithm.has_leases();
@@ -224,7 +224,7 @@ impl<A: Algorithm> Batch<'_, A> {
             let at = algorithm.charged_at(state, now);
             let (step, forgiven, left) = match about {
                 IdState::Done | IdState::Unknown => {
-                    let decision = untouched(check, state, now);
+                    let decision = decide_without_charge(check, state, now);
                     (Step { decision, write: Write::Keep }, 0, None)
                 }
                 IdState::New => {
@@ -255,7 +255,11 @@ impl<A: Algorithm> Batch<'_, A> {
                         return Err(Refusal::Unsupported { limit, op: self.op });
                     }
                     let step = algorithm.step(state, now, more).costing(check.cost);
-                    (step, 0, Some(extended(reservation, (state, check, more), (now, at))))
+                    (
+                        step,
+                        0,
+                        Some(extend_reservation(reservation, (state, check, more), (now, at))),
+                    )
                 }
                 IdState::Reserved(reservation) => {
                     let step = algorithm.settle(state, now, &reservation, check.cost).ok_or_else(
@@ -272,7 +276,7 @@ impl<A: Algorithm> Batch<'_, A> {
     }
 
     /// What the check knows about the id, from its live reservation.
-    fn known(
+    fn id_state(
         &self,
         check: &Check<'_, A>,
         id: ReservationId,
@@ -341,7 +345,7 @@ impl<A: Algorithm> Batch<'_, A> {
                 algorithm.force(state, now, more).map(|step| step.costing(check.cost))
             }
             Op::Reset => {
-                let decision = untouched(check, None, now);
+                let decision = decide_without_charge(check, None, now);
                 Some(Step { decision, write: Write::Remove })
             }
             // `validate` refuses them without an id, and `step_all` does them with one.

@@ -236,7 +236,7 @@ fn limit_fields() -> impl Strategy<Value = (&'static str, Vec<(&'static str, &'s
     name.prop_flat_map(|(name, fields)| (Just(name), Just(fields).prop_shuffle()))
 }
 
-fn written(fields: &[(&str, &str)]) -> String {
+fn write_document(fields: &[(&str, &str)]) -> String {
     let line = |(field, value): &(&str, &str)| match *field {
         "algorithm" => format!("algorithm = {value:?}\n"),
         field => format!("{field} = {value}\n"),
@@ -260,7 +260,7 @@ proptest! {
         let due = due.and_then(|algorithm| Limit::new("a", algorithm));
         let attempts = plain("count") == "attempts";
         let due = due.and_then(|limit| if attempts { limit.count_attempts() } else { Ok(limit) });
-        let text = written(&fields);
+        let text = write_document(&fields);
         match (read(&text), due) {
             (Ok(limits), Ok(due)) => {
                 let limit = &limits.as_slice()[0];
@@ -295,7 +295,7 @@ proptest! {
         let (field, value) = wrong.get(&may_be);
         let at = fields.iter().position(|(f, _)| f == field).expect("a field");
         fields[at].1 = value;
-        let text = written(&fields);
+        let text = write_document(&fields);
         let error = read(&text).expect_err(&text);
         prop_assert!(error.contains(&format!("line {}, column ", at + 2)), "{text}\n{error}");
         let is_named = fields[..=at].contains(&("name", "'a'"));

@@ -173,8 +173,8 @@ mod tests {
     use crate::rate::Rate;
     use crate::timestamp::MAX_INTEGER;
 
-    /// Keeps trying at the largest cost and returns the last state.
-    fn tried<A: Algorithm>(algorithm: A) -> A::State {
+    /// Charges the largest cost again and again, and returns the last state.
+    fn fill_by_attempts<A: Algorithm>(algorithm: A) -> A::State {
         let attempts = Limit::new("attempts", algorithm).and_then(Limit::count_attempts);
         let (attempts, mut state) = (attempts.expect("counts attempts"), None);
         for us in [0, 0, 1, 2_000_000] {
@@ -190,11 +190,17 @@ mod tests {
     #[test]
     fn the_largest_limits_fill_exactly() {
         let largest = Rate::per_us(MAX_INTEGER, 60_000_000).expect("a rate");
-        let log = tried(SlidingLog::new(largest).expect("a limit"));
+        let log = fill_by_attempts(SlidingLog::new(largest).expect("a limit"));
         assert_eq!((log.entries.len(), log.entries[0].cost), (1, MAX_INTEGER));
-        let window = tried(BucketedWindow::new(1_000_000, &[largest]).expect("a limit"));
+        let window = fill_by_attempts(BucketedWindow::new(1_000_000, &[largest]).expect("a limit"));
         assert_eq!((window.buckets.len(), window.buckets[0].count), (1, MAX_INTEGER));
-        assert_eq!(tried(FixedWindow::new(largest).expect("a limit")).count, MAX_INTEGER);
-        assert_eq!(tried(SlidingCounter::new(largest).expect("a limit")).current, MAX_INTEGER);
+        assert_eq!(
+            fill_by_attempts(FixedWindow::new(largest).expect("a limit")).count,
+            MAX_INTEGER
+        );
+        assert_eq!(
+            fill_by_attempts(SlidingCounter::new(largest).expect("a limit")).current,
+            MAX_INTEGER
+        );
     }
 }

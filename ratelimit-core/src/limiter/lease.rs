@@ -32,7 +32,7 @@ impl<'a, S: SyncStore<A>, A: Algorithm, C: Identifiers + ?Sized> Request<'a, S, 
     pub fn lease_now(self) -> Result<Leased<'a, S, A, C>, S::Error> {
         let request = match self.id {
             Some(_) => self,
-            None => self.drawn(ReservationId::random()),
+            None => self.with_drawn_id(ReservationId::random()),
         };
         let verdict = request.apply_now(Op::Acquire)?;
         Ok(if verdict.allowed() {

@@ -76,7 +76,7 @@ impl<S: Store<A> + 'static, A: Algorithm + 'static> RateLimiter<S, A> {
         let settling = charge.clone();
         let mut settlement = Settlement {
             settle: Box::new(move |costs, charged, granted| {
-                Box::pin(settling.clone().settled(costs, charged, granted))
+                Box::pin(settling.clone().settle_detached(costs, charged, granted))
             }),
             runtime: Handle::try_current().ok(),
             costs: LimitCosts::default(),
@@ -334,7 +334,7 @@ const LATE: u128 = 0x6c61_7465 << 96;
 
 impl<S: Store<A>, A: Algorithm, C: Identifiers + Sync> OwnedCharge<S, A, C> {
     fn request(&self) -> Request<'_, S, A, C> {
-        self.limiter.request(&self.caller).drawn(self.id)
+        self.limiter.request(&self.caller).with_drawn_id(self.id)
     }
 
     /// Settles it at these costs, of which so much was charged. If the store has forgotten it, the
@@ -350,15 +350,25 @@ impl<S: Store<A>, A: Algorithm, C: Identifiers + Sync> OwnedCharge<S, A, C> {
             }
             if more.parts().0.any(|(_, cost)| cost > 0) {
                 let id = ReservationId::new(self.id.as_u128() ^ LATE);
-                let _charged =
-                    self.limiter.request(&self.caller).drawn(id).costs(&more).force().await?;
+                let _charged = self
+                    .limiter
+                    .request(&self.caller)
+                    .with_drawn_id(id)
+                    .costs(&more)
+                    .force()
+                    .await?;
             }
         }
         answer
     }
 
     /// Settles it for no caller that could receive an error.
-    async fn settled(self: Arc<Self>, costs: LimitCosts, charged: LimitCosts, granted: bool) {
+    async fn settle_detached(
+        self: Arc<Self>,
+        costs: LimitCosts,
+        charged: LimitCosts,
+        granted: bool,
+    ) {
         // Under its id, a further attempt changes nothing if the first arrived. After the last one,
         // the reservation expires.
         let settled = repeat_settlement(granted, || self.settle(&costs, &charged)).await;

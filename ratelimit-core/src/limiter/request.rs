@@ -196,7 +196,7 @@ impl<'a, S, A: Algorithm, C: Identifiers + ?Sized> Request<'a, S, A, C> {
 
     /// The same request under an id that the limiter drew for it.
     #[cfg(feature = "std")]
-    pub(super) const fn drawn(mut self, id: ReservationId) -> Self {
+    pub(super) const fn with_drawn_id(mut self, id: ReservationId) -> Self {
         self.id = Some(id);
         self.settled_once = true;
         self
@@ -232,7 +232,7 @@ impl<'a, S, A: Algorithm, C: Identifiers + ?Sized> Request<'a, S, A, C> {
 
     /// The batch of these checks as this request wants it.
     #[inline]
-    const fn shaped<'k>(&self, batch: Batch<'k, A>, op: Op) -> Batch<'k, A>
+    const fn shape_batch<'k>(&self, batch: Batch<'k, A>, op: Op) -> Batch<'k, A>
     where
         'a: 'k,
     {
@@ -314,7 +314,7 @@ macro_rules! with_batch {
                 return Ok(request.limiter.unlimited(request.caller)?);
             };
             let check = Check { limit, key: &key, cost: request.cost_under(limit) };
-            let $batch = request.shaped(Batch::one(&check), $op);
+            let $batch = request.shape_batch(Batch::one(&check), $op);
             return $apply;
         }
         request.limiter.has_required(request.caller)?;
@@ -322,9 +322,9 @@ macro_rules! with_batch {
         let shadow_keys = request.keys(true);
         let verdict = if !keys.is_empty() {
             let checks = request.checks(&keys);
-            let $batch = request.shaped(Batch::distinct(&checks), $op);
+            let $batch = request.shape_batch(Batch::distinct(&checks), $op);
             let verdict = $apply?;
-            verdict.of(keys.iter().map(|(position, _)| *position))
+            verdict.at_positions(keys.iter().map(|(position, _)| *position))
         } else {
             // A shadow limit that applies stands in for none that is enforced.
             request.limiter.unlimited(request.caller)?
@@ -336,7 +336,7 @@ macro_rules! with_batch {
             for (position, key) in shadow_keys {
                 let limit = &request.limiter.limits.as_slice()[position];
                 let check = Check { limit, key: &key, cost: request.cost_under(limit) };
-                let batch = request.in_shadow(limit).shaped(Batch::one(&check), $op);
+                let batch = request.in_shadow(limit).shape_batch(Batch::one(&check), $op);
                 let $batch = if is_away { batch.without_store() } else { batch };
                 let decided: Result<Verdict, S::Error> = $apply;
                 // Neither a denial nor an error of a shadow limit refuses a request.
@@ -422,7 +422,7 @@ impl<S: SyncStore<A>, A: Algorithm, C: Identifiers + ?Sized> Request<'_, S, A, C
             && let Some(key) = limit.key_for(self.caller)
         {
             let check = Check { limit, key: &key, cost: self.cost };
-            return self.limiter.store.apply_now(&self.shaped(Batch::one(&check), op));
+            return self.limiter.store.apply_now(&self.shape_batch(Batch::one(&check), op));
         }
         self.knows_costs()?;
         self.apply_any_now(op).0
@@ -433,12 +433,12 @@ impl<S: SyncStore<A>, A: Algorithm, C: Identifiers + ?Sized> Request<'_, S, A, C
     pub(super) fn apply_any_now(self, op: Op) -> Outlined<Result<Verdict, S::Error>> {
         if let Some((checks, positions, count)) = self.plain_checks() {
             let batch = Batch::distinct(&checks[..count]);
-            let verdict = self.limiter.store.apply_now(&self.shaped(batch, op));
+            let verdict = self.limiter.store.apply_now(&self.shape_batch(batch, op));
             if count == self.limiter.limits.as_slice().len() {
                 return Outlined(verdict);
             }
             let positions = positions[..count].iter().copied();
-            return Outlined(verdict.map(|verdict| verdict.of(positions)));
+            return Outlined(verdict.map(|verdict| verdict.at_positions(positions)));
         }
         let apply = || with_batch!(self, op, |batch| self.limiter.store.apply_now(&batch));
         Outlined(apply())

@@ -11,7 +11,7 @@ const FEW: usize = 8;
 
 /// Steps one limit, by its fast step if that handles the request.
 #[inline]
-fn stepped<A: InMemory>(
+fn step_limit<A: InMemory>(
     limit: &A,
     kept: Option<&StackedState<A::State>>,
     now: Timestamp,
@@ -36,11 +36,11 @@ impl<A: InMemory> InMemory for Stack<A> {
         let mut writes: [Write<A::State>; FEW] = [const { Write::Keep }; FEW];
         let mut decision = Decision::OF_NONE;
         for (position, (limit, kept)) in self.limits.iter().zip(&state.states).enumerate() {
-            let step = stepped(limit, kept.as_ref(), now, cost);
+            let step = step_limit(limit, kept.as_ref(), now, cost);
             if !step.decision.allowed {
                 let decisions =
                     self.each(Some(state), |limit, state| limit.step(state, now, cost).decision);
-                let decision = self.denied(Some(state), now, decisions);
+                let decision = self.denial(Some(state), now, decisions);
                 return Step { decision, write: Write::Keep };
             }
             decision.add(position, &step.decision);

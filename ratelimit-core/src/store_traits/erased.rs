@@ -44,8 +44,8 @@ impl<A: Algorithm, S: Store<A>> DynStore<A> for S {
     }
 }
 
-/// [`SnapshotStore`] with its future and its error boxed. Every such store is one. A store around a
-/// store that is chosen at run time, such as a cache of denials, takes `Arc<dyn
+/// [`SnapshotStore`] with its future and its error boxed. Every such store is one. A layer that
+/// wraps a store chosen at run time, such as a cache of denials, takes `Arc<dyn
 /// DynSnapshotStore<AnyAlgorithm>>`.
 #[async_trait]
 pub trait DynSnapshotStore<A: Algorithm>: DynStore<A> {

@@ -31,7 +31,7 @@ pub(super) struct Token {
 }
 
 impl Token {
-    pub(super) const fn of(refill: &Refill) -> Option<Self> {
+    pub(super) const fn from_refill(refill: &Refill) -> Option<Self> {
         match (NonZeroU64::new(refill.token_units), NonZeroU64::new(refill.burst)) {
             // A state may owe more than the burst.
             _ if refill.most > refill.burst => None,

@@ -79,7 +79,7 @@ impl Refill {
     /// The state that follows a move from this level to `after` units: a charge or a refund that
     /// leaves some.
     #[inline]
-    fn moved(&self, mut level: Level, after: u64) -> GcraState {
+    fn state_after(&self, mut level: Level, after: u64) -> GcraState {
         let Self { tick_units, tick_us, .. } = *self;
         // Work counts as done at the end of each tick, so the current tick may have run out of work
         // already. The rest of that tick must not do the work of a new charge: a new tick begins
@@ -141,7 +141,7 @@ impl Refill {
         } else if after == 0 {
             (level.tat_us, Write::Remove)
         } else {
-            let state = self.moved(level, after);
+            let state = self.state_after(level, after);
             (state.tat_us, Write::until(state, state.tat_us))
         };
         Step { decision: self.decision((now, cost), after, tat_us, Some(0)), write }
@@ -325,7 +325,7 @@ impl Algorithm for Gcra {
         let left = before.map_or(0, |before| refill.units_left(before, before.counts, now, state));
         let counts = left.min(level.used) / refill.token_units + cost;
         let after = (level.used + refill.units_of(cost)).min(refill.most_units());
-        let level_us = refill.moved(level, after).tat_us - level.at.as_us();
+        let level_us = refill.state_after(level, after).tat_us - level.at.as_us();
         let [token_us, divided_by] = refill.token_us();
         let terms = [level_us, token_us, divided_by];
         Reservation { counts, terms, ..Reservation::new(level.at, cost) }
