@@ -123,18 +123,21 @@ impl CoarseClock {
     /// Creates a clock that agrees with the operating system's at this moment, and its thread.
     #[must_use]
     pub fn new() -> Self {
-        Self::spawned(SystemClock::new(), thread::Builder::new().name("coarse-clock".into()))
+        Self::start(SystemClock::new(), thread::Builder::new().name("coarse-clock".into()))
     }
 
-    fn spawned(by: SystemClock, thread: thread::Builder) -> Self {
-        let moved = moved(by, thread).map(|(shown, _)| Coarse::Moved(shown));
+    fn start(by: SystemClock, thread: thread::Builder) -> Self {
+        let moved = start_thread(by, thread).map(|(shown, _)| Coarse::Moved(shown));
         // Without a thread the clock would stand still.
         Self(moved.unwrap_or(Coarse::Read(by)))
     }
 }
 
 /// The time that a clock shows, and the thread that moves it while any clone is alive.
-fn moved(by: SystemClock, thread: thread::Builder) -> io::Result<(Arc<AtomicU64>, JoinHandle<()>)> {
+fn start_thread(
+    by: SystemClock,
+    thread: thread::Builder,
+) -> io::Result<(Arc<AtomicU64>, JoinHandle<()>)> {
     let shown = Arc::new(AtomicU64::new(by.now().as_us()));
     let moved = Arc::downgrade(&shown);
     let keep_moving = move || {

@@ -93,7 +93,7 @@ fn a_clock_goes_back_for_no_thread_and_a_precise_one_less_than_a_millisecond_bet
 #[test]
 fn a_coarse_clock_is_never_ahead_and_moves_on_until_its_last_clone_is_dropped() {
     let system = SystemClock::new();
-    let (shown, moving) = moved(system, thread::Builder::new()).expect("a thread");
+    let (shown, moving) = start_thread(system, thread::Builder::new()).expect("a thread");
     let clock = CoarseClock(Coarse::Moved(shown));
     let (begin, done) = (clock.now(), AtomicBool::new(false));
     thread::scope(|scope| {
@@ -124,7 +124,7 @@ fn a_coarse_clock_is_never_ahead_and_moves_on_until_its_last_clone_is_dropped() 
 #[test]
 fn without_a_thread_a_coarse_clock_does_not_stand_still() {
     let (system, impossible) = (SystemClock::new(), thread::Builder::new().stack_size(1 << 60));
-    let clock = CoarseClock::spawned(system, impossible);
+    let clock = CoarseClock::start(system, impossible);
     assert!(matches!(clock.0, Coarse::Read(_)));
     let (before, shown) = (system.now(), clock.clone().now());
     assert!(before <= shown && shown <= system.now());

@@ -158,7 +158,7 @@ impl Bucket {
 /// For models in which a thread has a snapshot before it begins.
 #[cfg(all(test, loom))]
 impl Bucket {
-    pub(crate) fn seen(&self, (slot, entry): (usize, SlotEntry)) -> OptimisticRead<'_> {
+    pub(crate) fn optimistic_read(&self, (slot, entry): (usize, SlotEntry)) -> OptimisticRead<'_> {
         OptimisticRead { bucket: self, slot, entry }
     }
 }

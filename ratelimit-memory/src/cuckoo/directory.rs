@@ -190,7 +190,7 @@ impl Directory {
         let upper = self.segment(number);
         let held: Vec<_> = route.segment.iter().map(Bucket::lock).collect();
         let held: Vec<_> =
-            held.into_iter().zip(upper).map(|(bucket, to)| divided(bucket, to)).collect();
+            held.into_iter().zip(upper).map(|(bucket, to)| divide(bucket, to)).collect();
         self.publish(route, number);
         drop(held);
         true
@@ -250,7 +250,7 @@ impl Directory {
 
 /// Divides a bucket for a split: entries of the upper half move to `upper`, a bucket that no other
 /// thread can reach yet; the rest stay, one level deeper.
-fn divided<'l>(mut bucket: BucketGuard<'l>, upper: &Bucket) -> BucketGuard<'l> {
+fn divide<'l>(mut bucket: BucketGuard<'l>, upper: &Bucket) -> BucketGuard<'l> {
     let mut upper = upper.lock();
     for slot in 0..SLOTS {
         let entry = bucket.get(slot);

@@ -20,7 +20,7 @@ fn address(upper: u64, bucket: u64, key: u64) -> Address {
     Address::of_bits((upper << 63) | (key << 27) | bucket)
 }
 
-fn packed(buckets: &CuckooTable, at_us: u64, span_us: u64) -> Packed {
+fn pack(buckets: &CuckooTable, at_us: u64, span_us: u64) -> Packed {
     let at = Timestamp::saturating_from_us(at_us);
     buckets.pack(Compact { at, span_us, extra: 0 }).expect("fits")
 }
@@ -37,7 +37,7 @@ fn insert(buckets: &CuckooTable, address: Address, state: Packed, now_us: u64) -
 
 fn fill(buckets: &CuckooTable, upper: u64, keys: std::ops::Range<u64>) {
     for key in keys {
-        assert!(insert(buckets, address(upper, 0, key), packed(buckets, 1, 1_000), 0));
+        assert!(insert(buckets, address(upper, 0, key), pack(buckets, 1, 1_000), 0));
     }
 }
 
@@ -46,7 +46,7 @@ fn get(buckets: &CuckooTable, address: Address) -> Option<Packed> {
 }
 
 /// The state that a reader without a lock finds and validates.
-fn seen(buckets: &CuckooTable, address: Address) -> Option<Packed> {
+fn read_optimistically(buckets: &CuckooTable, address: Address) -> Option<Packed> {
     let seen = buckets.route(address).find()?;
     let state = seen.state()?;
     seen.is_still().then_some(state)
@@ -54,7 +54,7 @@ fn seen(buckets: &CuckooTable, address: Address) -> Option<Packed> {
 
 /// Two states that differ in all their words.
 fn old_and_new(buckets: &CuckooTable) -> [Packed; 2] {
-    [packed(buckets, 1, 100), packed(buckets, 2, 200)]
+    [pack(buckets, 1, 100), pack(buckets, 2, 200)]
 }
 
 /// A slot becomes another key's, charged in the same microsecond: the word stays the same.
@@ -63,9 +63,9 @@ fn loom_a_reader_does_not_take_another_keys_state_for_its_own() {
     model(|| {
         let buckets = buckets();
         let keys = [1, 2].map(|key| address(0, 0, key));
-        let [old, other] = [100, 200].map(|span_us| packed(&buckets, 1, span_us));
+        let [old, other] = [100, 200].map(|span_us| pack(&buckets, 1, span_us));
         assert!(insert(&buckets, keys[0], old, 0));
-        let read = move |buckets: &CuckooTable| keys.map(|key| seen(buckets, key));
+        let read = move |buckets: &CuckooTable| keys.map(|key| read_optimistically(buckets, key));
         let takes = move |buckets: &CuckooTable| buckets.lock(keys[1]).set((0, 0), other);
         let (was, ()) = race(&buckets, read, takes);
         let is = |read: Option<Packed>, state| read.is_none_or(|read| read == state);
@@ -96,7 +96,7 @@ fn loom_an_expired_entry_is_freed_or_charged_and_never_both() {
     model(|| {
         let buckets = buckets();
         let (expired, live) = (address(0, 0, 1), address(0, 0, 2));
-        let [old, new] = [1, 1_000].map(|at_us| packed(&buckets, at_us, 100));
+        let [old, new] = [1, 1_000].map(|at_us| pack(&buckets, at_us, 100));
         assert!(insert(&buckets, expired, old, 0) && insert(&buckets, live, new, 0));
         let charge = |buckets: &CuckooTable| charge(buckets, expired, new);
         let (charged, freed) = race(&buckets, charge, sweeps(1_000));
@@ -111,8 +111,8 @@ fn loom_a_sweep_beside_a_split_frees_an_expired_entry_once() {
     models([0, 1], |upper| {
         let buckets = buckets();
         let (expired, live) = (address(upper, 0, 1), address(upper, 0, 2));
-        assert!(insert(&buckets, expired, packed(&buckets, 1, 2), 0));
-        assert!(insert(&buckets, live, packed(&buckets, 1, 100), 0));
+        assert!(insert(&buckets, expired, pack(&buckets, 1, 2), 0));
+        assert!(insert(&buckets, live, pack(&buckets, 1, 100), 0));
         let (freed, split) = race(&buckets, sweeps(50), splits(live));
         assert!(split);
         assert_eq!(buckets.len(), 2 - freed);
@@ -127,8 +127,8 @@ fn loom_an_expired_slot_is_taken_over_by_one_key() {
         let buckets = buckets();
         // All slots of these keys are taken, and one has expired.
         fill(&buckets, 0, 10..10 + FULL - 1);
-        assert!(insert(&buckets, address(0, 0, 1), packed(&buckets, 1, 2), 0));
-        let new = packed(&buckets, 9, 9);
+        assert!(insert(&buckets, address(0, 0, 1), pack(&buckets, 1, 2), 0));
+        let new = pack(&buckets, 9, 9);
         let take = |key| {
             let key = address(0, 0, key);
             move |buckets: &CuckooTable| insert(buckets, key, new, 9).then_some(key)
@@ -182,13 +182,13 @@ fn charge_within_a_microsecond(
 ) {
     let buckets = buckets();
     let key = address(0, 0, 1);
-    assert!(insert(&buckets, key, packed(&buckets, 1, 100), 0));
+    assert!(insert(&buckets, key, pack(&buckets, 1, 100), 0));
     let add_one = move |buckets: &CuckooTable| {
         let Some(seen) = buckets.route(key).find() else { return 0 };
         let Some(state) = seen.state() else { return 0 };
         let span_us = buckets.unpack(state).span_us + 1;
         let Some(mut entry) = locked(&seen) else { return 0 };
-        entry.set(packed(buckets, 1, span_us));
+        entry.set(pack(buckets, 1, span_us));
         1
     };
     let (here, there) = race(&buckets, add_one, add_one);
@@ -214,11 +214,11 @@ fn loom_catches_a_charge_that_compares_nothing_but_the_word() {
 fn loom_a_key_is_found_while_its_segment_splits() {
     models([(0, 1), (1, 1), (1, 2)], |(upper, segments)| {
         let buckets = Arc::new(CuckooTable::new(16 * segments, Timestamp::ZERO));
-        let (key, state) = (address(upper, 0, 1), packed(&buckets, 1, 100));
+        let (key, state) = (address(upper, 0, 1), pack(&buckets, 1, 100));
         assert!((1..segments).all(|_| splits(key)(&buckets)));
         assert!(insert(&buckets, key, state, 0));
         let looks = |buckets: &CuckooTable| {
-            assert!(seen(buckets, key).is_none_or(|read| read == state));
+            assert!(read_optimistically(buckets, key).is_none_or(|read| read == state));
             assert_eq!(get(buckets, key), Some(state));
         };
         let ((), split) = race(&buckets, looks, splits(key));
@@ -231,7 +231,7 @@ fn loom_a_key_is_found_while_its_segment_splits() {
 /// A key is inserted while its segment splits, and then looked for.
 fn is_inserted_beside_a_split(inserts: impl Fn(&CuckooTable, Address, Packed)) {
     let (buckets, key) = (buckets(), address(0, 0, 1));
-    let state = packed(&buckets, 1, 100);
+    let state = pack(&buckets, 1, 100);
     let ((), split) = race(&buckets, |buckets| inserts(buckets, key, state), splits(key));
     assert!(split && buckets.segments() == 2);
     assert!(get(&buckets, key).is_some(), "lost in a split");

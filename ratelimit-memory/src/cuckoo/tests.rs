@@ -49,7 +49,7 @@ fn get(table: &CuckooTable, address: Address) -> Option<Packed> {
 
 /// The state that a lookup without the lock finds: an entry that was written or looked up since a
 /// split moved it.
-fn seen(table: &CuckooTable, address: Address) -> Option<Packed> {
+fn read_optimistically(table: &CuckooTable, address: Address) -> Option<Packed> {
     let seen = table.route(address).find()?;
     assert!(seen.is_still());
     seen.state()
@@ -71,11 +71,11 @@ fn a_growing_table_is_two_thirds_full_and_any_capacity_works() {
     // The small segments of tests are three quarters as full as those of full size.
     let slots = table.segments() * BUCKETS * bucket::SLOTS;
     assert!(slots * 2 < 10_000 * 3, "{slots} slots");
-    let found = (0..10_000).filter(|n| seen(&table, address(*n)).is_some()).count();
+    let found = (0..10_000).filter(|n| read_optimistically(&table, address(*n)).is_some()).count();
     assert!((1..9_000).contains(&found), "{found}");
     for n in 0..10_000 {
         assert_eq!(get(&table, address(n)), Some(until(&table, n + 1)), "{n}");
-        assert_eq!(seen(&table, address(n)), Some(until(&table, n + 1)), "{n}");
+        assert_eq!(read_optimistically(&table, address(n)), Some(until(&table, n + 1)), "{n}");
     }
     for capacity in [1, 2, 1 << 40, usize::MAX] {
         let table = CuckooTable::new(capacity, Timestamp::ZERO);
@@ -177,7 +177,7 @@ proptest! {
                     // An expired entry may still be there, unchanged.
                     due => prop_assert!(found.is_none() || found == due.map(|due| due.0)),
                 }
-                prop_assert!(count(&table, address(key)) <= 1 && seen(&table, address(key)) == found);
+                prop_assert!(count(&table, address(key)) <= 1 && read_optimistically(&table, address(key)) == found);
             }
         }
         // The mark outlives splits. A sweep of a bucket that is locked waits for nothing, and one

@@ -49,7 +49,7 @@ enum Location {
     Overflow,
 }
 
-/// A check's key and state, and what becomes of that.
+/// A check's key and state, and what is written in its place.
 struct Located<S> {
     /// The hash of the check's key, or of the shared state if that is its place.
     hash: u64,
@@ -175,7 +175,7 @@ impl<A: InMemory, C: Clock> LockedBatch<'_, '_, A, C> {
     }
 
     /// The state of a check before the decision.
-    fn stored(&self, position: usize) -> Option<&A::State> {
+    fn state_before(&self, position: usize) -> Option<&A::State> {
         let located = &self.located[position];
         match located.location {
             Location::Bucket(..) => located.state.as_ref(),
@@ -327,7 +327,7 @@ impl<A: InMemory, C: Clock> States<A::State> for LockedBatch<'_, '_, A, C> {
         match &self.located[position].next {
             NextWrite::Put { state, .. } => Some(state),
             NextWrite::Removed => None,
-            NextWrite::Same => self.stored(position),
+            NextWrite::Same => self.state_before(position),
         }
     }
 

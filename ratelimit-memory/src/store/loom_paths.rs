@@ -47,14 +47,14 @@ fn lies_in(table: [usize; 2]) -> impl Fn(Address) -> bool {
     move |address| [address.first(), address.second()] == table
 }
 
-fn packed(store: &Loomed, span_us: u64) -> Packed {
+fn pack(store: &Loomed, span_us: u64) -> Packed {
     table(store).pack(Compact { at: NOW, span_us, extra: 0 }).expect("fits")
 }
 
 /// Inserts a state of a new key.
 fn put(store: &Loomed, key: &str, span_us: u64) {
     let mut pair = table(store).lock(address(key));
-    assert_eq!(pair.insert(packed(store, span_us), None, || true), Insertion::Done);
+    assert_eq!(pair.insert(pack(store, span_us), None, || true), Insertion::Done);
 }
 
 fn span_us(store: &Loomed, key: &str) -> Option<u64> {
@@ -78,9 +78,9 @@ fn writer(store: &Loomed, key: &str, span_us: u64) -> impl Fn(&Loomed) + 'static
     let address = address(key);
     let parts = table(store).route(address).find().expect("there").parts();
     move |store| {
-        let seen = table(store).route(address).buckets()[0].seen(parts);
+        let seen = table(store).route(address).buckets()[0].optimistic_read(parts);
         if let Some(mut entry) = seen.try_lock() {
-            entry.set(packed(store, span_us));
+            entry.set(pack(store, span_us));
         }
     }
 }
@@ -120,7 +120,7 @@ fn loom_a_charge_is_not_written_to_a_key_that_took_its_slot() {
     model(move || {
         let store = store();
         put(&store, "a", TOKEN_US);
-        let (came, state) = (address(&other), packed(&store, TOKEN_US));
+        let (came, state) = (address(&other), pack(&store, TOKEN_US));
         // Only the fast path: the paths that follow it would multiply the interleavings by a
         // hundred.
         let charge = |store: &Loomed| store.charge_fast(&limit(3), store.hash(&limit(3), "a"), 1);
@@ -183,7 +183,7 @@ fn loom_a_batch_of_new_keys_beside_a_split_is_charged_once_and_found() {
 }
 
 /// The remaining capacity of each key that a batch over both reports.
-fn left(store: &Loomed, op: Op, costs: [u64; 2]) -> [u64; 2] {
+fn remaining(store: &Loomed, op: Op, costs: [u64; 2]) -> [u64; 2] {
     let (limit, [here, there]) = (small_limit(3), costs);
     let checks = [("a", here), ("b", there)].map(|(key, cost)| Check { limit: &limit, key, cost });
     let batch = Batch::new(&checks).expect("distinct").op(op);
@@ -196,21 +196,21 @@ fn left(store: &Loomed, op: Op, costs: [u64; 2]) -> [u64; 2] {
 fn is_of_one_moment(op: Op, costs: [u64; 2], before: [u64; 2]) {
     model(move || {
         let store = store();
-        left(&store, Op::Acquire, [1, 1]);
+        remaining(&store, Op::Acquire, [1, 1]);
         let addresses = ["a", "b"].map(address);
         let seen = addresses.map(|at| table(&store).route(at).find().expect("there").parts());
         let charges = move |store: &Loomed| {
             // Two tokens of a second each.
-            let twice = packed(store, 2_000_000);
+            let twice = pack(store, 2_000_000);
             let bucket = |position: usize| table(store).route(addresses[position]).buckets()[0];
-            let seen = [0, 1].map(|position| bucket(position).seen(seen[position]));
+            let seen = [0, 1].map(|position| bucket(position).optimistic_read(seen[position]));
             // Unless the batch is charging one of them, or has charged it.
             if let [Some(mut here), Some(mut there)] = seen.each_ref().map(|seen| seen.try_lock()) {
                 here.set(twice);
                 there.set(twice);
             }
         };
-        let (left, ()) = race(&store, |store| left(store, op, costs), charges);
+        let (left, ()) = race(&store, |store| remaining(store, op, costs), charges);
         let after = before.map(|left| left - 1);
         assert!(left == before || left == after, "{left:?}");
     });

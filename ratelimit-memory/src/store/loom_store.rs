@@ -160,7 +160,7 @@ fn loom_the_cap_holds_while_keys_come_and_go() {
     });
 }
 
-fn reserved(store: &Windows, op: Op, id: u128, cost: u64) -> Result<Verdict, MemoryError> {
+fn apply_with_id(store: &Windows, op: Op, id: u128, cost: u64) -> Result<Verdict, MemoryError> {
     let check = Check { limit: &window(3), key: "a", cost };
     store.apply_now(&Batch::one(&check).op(op).id(ReservationId::new(id)))
 }
@@ -169,7 +169,7 @@ fn reserved(store: &Windows, op: Op, id: u128, cost: u64) -> Result<Verdict, Mem
 fn loom_one_id_sent_by_two_threads_is_charged_once() {
     model(|| {
         let store = windows(8);
-        let reserve = |store: &Windows| reserved(store, Op::Acquire, 7, 2).expect("a place");
+        let reserve = |store: &Windows| apply_with_id(store, Op::Acquire, 7, 2).expect("a place");
         let (here, there) = race(&store, reserve, reserve);
         assert_eq!((here.allowed(), here.remaining()), (true, 1));
         assert_eq!(there, here);
@@ -181,8 +181,8 @@ fn loom_one_id_sent_by_two_threads_is_charged_once() {
 fn loom_a_reservation_that_two_threads_settle_is_settled_once() {
     model(|| {
         let store = windows(8);
-        reserved(&store, Op::Acquire, 7, 3).expect("a place");
-        let settle = |cost| move |store: &Windows| reserved(store, Op::Settle, 7, cost);
+        apply_with_id(&store, Op::Acquire, 7, 3).expect("a place");
+        let settle = |cost| move |store: &Windows| apply_with_id(store, Op::Settle, 7, cost);
         let (here, there) = race(&store, settle(2), settle(1));
         // The second one gets the cost of the first as an error.
         assert!(here.is_ok() ^ there.is_ok());
@@ -197,11 +197,11 @@ fn loom_the_last_place_for_a_reservation_is_given_once_and_given_back() {
     model(|| {
         let store = windows(2);
         assert!(acquires(&store, 3, &["a"]));
-        let reserve = |store: &Windows, id| reserved(store, Op::Acquire, id, 1);
+        let reserve = |store: &Windows, id| apply_with_id(store, Op::Acquire, id, 1);
         let (here, there) = race(
             &store,
             |store| reserve(store, 8),
-            move |store| reserve(store, 7).and(reserved(store, Op::Settle, 7, 0)),
+            move |store| reserve(store, 7).and(apply_with_id(store, Op::Settle, 7, 0)),
         );
         assert!(here.and(there).is_ok());
         assert!(reserve(&store, 9).is_err(), "full");
@@ -329,7 +329,7 @@ fn loom_a_batch_of_known_keys_and_a_check_of_one_of_them_are_serialized() {
 fn loom_what_ends_a_charge_beside_a_request_comes_before_or_after_it() {
     models([(Op::Settle, true), (Op::Refund, false), (Op::Reset, false)], |(op, by_id)| {
         let store = windows(8);
-        assert!(reserved(&store, Op::Acquire, 7, 3).expect("a place").allowed());
+        assert!(apply_with_id(&store, Op::Acquire, 7, 3).expect("a place").allowed());
         let end = move |store: &Windows| {
             let check = Check { limit: &window(3), key: "a", cost: if by_id { 0 } else { 3 } };
             let batch = Batch::one(&check).op(op);

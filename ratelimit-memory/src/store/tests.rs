@@ -23,7 +23,7 @@ fn limit(burst: u64) -> Limit<Gcra> {
 }
 
 /// A store on a clock that stands at [`NOW`].
-fn built<A: InMemory>(
+fn build_store<A: InMemory>(
     build: impl FnOnce(Builder<ManualClock>) -> Builder<ManualClock>,
 ) -> (Memory<A>, ManualClock) {
     let clock = ManualClock::new(NOW);
@@ -31,7 +31,7 @@ fn built<A: InMemory>(
 }
 
 fn store(capacity: usize) -> (Memory, ManualClock) {
-    built(|builder| builder.capacity(capacity))
+    build_store(|builder| builder.capacity(capacity))
 }
 
 fn try_ask(
@@ -50,7 +50,7 @@ fn ask(store: &Memory, key: &str, op: Op, cost: u64) -> (bool, u64) {
 }
 
 /// The number of states in buckets and shards.
-fn counted<A: InMemory, C: Clock>(store: &MemoryStore<A, C>) -> usize {
+fn count_states<A: InMemory, C: Clock>(store: &MemoryStore<A, C>) -> usize {
     let in_shards = store.shards.iter().map(|shard| lock(shard).states().count()).sum::<usize>();
     in_shards + store.table.as_ref().map_or(0, CuckooTable::len)
 }
@@ -126,12 +126,12 @@ fn settled_reservations_crowd_out_no_keys_are_bounded_and_are_swept() {
 #[test]
 fn a_default_clock_is_made_when_a_store_is_built_that_uses_it() {
     thread_local!(static MADE: std::cell::Cell<usize> = const { std::cell::Cell::new(0) });
-    fn made() -> ManualClock {
+    fn manual_clock() -> ManualClock {
         MADE.set(MADE.get() + 1);
         ManualClock::default()
     }
     let given = MemoryStore::builder().clock(ManualClock::default());
-    let builder = Builder { clock: Err(made), ..given };
+    let builder = Builder { clock: Err(manual_clock), ..given };
     let given = builder.clone().capacity(10).clock(ManualClock::new(NOW)).build::<Gcra>();
     assert_eq!((given.clock.now(), MADE.get()), (NOW, 0));
     drop(builder.build::<Gcra>());

@@ -18,7 +18,7 @@ const LIVE: usize = 100;
 
 /// Fills a store with keys that expire after a second and some that do not, and checks that calls
 /// free the former. Each call peeks at `width` new keys; `calls` are made per expired key.
-fn reclaimed(algorithm: &str, options: &str, expired: usize, (calls, width): (usize, usize)) {
+fn check_reclaim(algorithm: &str, options: &str, expired: usize, (calls, width): (usize, usize)) {
     let (store, clock): (Memory, _) = store(|builder| builder.shards(16));
     let [short, long] =
         ["s", "d"].map(|per| limit(per, format!("{algorithm} 1/{per} {options}").trim()));
@@ -40,12 +40,12 @@ fn reclaimed(algorithm: &str, options: &str, expired: usize, (calls, width): (us
 
 #[test]
 fn new_keys_reclaim_expired_states() {
-    reclaimed("gcra", "burst 1", 1_000, (1, 1));
-    reclaimed("gcra", "burst 1", 30_000, (1, 1));
-    reclaimed("gcra", "burst 1", 10_000, (4, 3));
+    check_reclaim("gcra", "burst 1", 1_000, (1, 1));
+    check_reclaim("gcra", "burst 1", 30_000, (1, 1));
+    check_reclaim("gcra", "burst 1", 10_000, (4, 3));
     // The window of `BEGIN` ends within a second, and the day's does not.
-    reclaimed("fixed-window", "count attempts", 10_000, (1, 1));
-    reclaimed("first-request-window", "", 20_000, (1, 1));
-    reclaimed("sliding-log", "", 10_000, (1, 1));
-    reclaimed("sliding-log", "", 10_000, (1, 3));
+    check_reclaim("fixed-window", "count attempts", 10_000, (1, 1));
+    check_reclaim("first-request-window", "", 20_000, (1, 1));
+    check_reclaim("sliding-log", "", 10_000, (1, 1));
+    check_reclaim("sliding-log", "", 10_000, (1, 3));
 }

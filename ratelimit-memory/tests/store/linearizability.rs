@@ -26,7 +26,7 @@ fn limits(all: &[&str]) -> Vec<Limit<AnyAlgorithm>> {
 
 /// Checks that all histories of a run are linearizable, in a store that sees the clock as it is,
 /// and in one that sees it late.
-fn explained(run: &ConcurrentRun<'_, AnyAlgorithm>) -> [Linearized; 2] {
+fn linearize(run: &ConcurrentRun<'_, AnyAlgorithm>) -> [Linearized; 2] {
     let builder = || MemoryStore::builder().capacity(1 << 16).shards(4);
     let clock = ManualClock::new(BEGIN);
     let store = builder().clock(clock.clone()).build();
@@ -46,7 +46,7 @@ fn all_explained(run: &ConcurrentRun<'_, AnyAlgorithm>) {
     for (threads, requests) in [(2, 12), (4, 8), (8, 5)] {
         for keys in [1, 3, 24] {
             let drawn = run.seed + (threads * 1_000 + keys) as u64;
-            let seen = explained(&ConcurrentRun { threads, requests, keys, seed: drawn, ..*run });
+            let seen = linearize(&ConcurrentRun { threads, requests, keys, seed: drawn, ..*run });
             assert!(seen.iter().all(|seen| seen.admitted * 4 > seen.requests), "{seen:?}");
         }
     }
@@ -63,7 +63,7 @@ fn one_limit_in_buckets_is_linearizable() {
     };
     all_explained(&run(&single));
     for threads in [2, 4, 8] {
-        explained(&ConcurrentRun { threads, keys: 1, ..run(&denies) });
+        linearize(&ConcurrentRun { threads, keys: 1, ..run(&denies) });
     }
 }
 
@@ -92,7 +92,7 @@ fn every_algorithm_is_linearizable_by_itself() {
         let limits = limits(&[words]);
         for threads in [2, 8] {
             let (requests, rounds) = (24 / threads + 2, 60);
-            explained(&ConcurrentRun { threads, requests, rounds, ..ConcurrentRun::new(&limits) });
+            linearize(&ConcurrentRun { threads, requests, rounds, ..ConcurrentRun::new(&limits) });
         }
     }
 }

@@ -78,7 +78,7 @@ fn slow_of(rows: &[(&str, &str)]) -> (Limiter, ManualClock) {
     (Arc::new(RateLimiter::new(limits, Slow { store, lost: 0.into(), late: 0.into() })), clock)
 }
 
-async fn left(limiter: &Limiter) -> u64 {
+async fn remaining(limiter: &Limiter) -> u64 {
     limiter.peek("alice", 0).await.expect("decides").remaining()
 }
 
@@ -96,14 +96,14 @@ async fn reserve<S: Store<AnyAlgorithm> + 'static>(
 async fn left_at_the_end(limiter: &Limiter) -> u64 {
     sleep(10 * ANSWER).await;
     yield_now().await;
-    left(limiter).await
+    remaining(limiter).await
 }
 
 #[tokio::test(start_paused = true)]
 async fn what_is_committed_is_charged_and_what_is_cancelled_or_denied_is_not() {
     let (limiter, _) = slow(BUCKET);
     let reservation = reserve(&limiter, 40).await;
-    assert_eq!((left(&limiter).await, reservation.verdict().remaining()), (60, 60));
+    assert_eq!((remaining(&limiter).await, reservation.verdict().remaining()), (60, 60));
     assert_eq!(reservation.commit(15).await.expect("settles").remaining(), 85);
     assert_eq!(reserve(&limiter, 40).await.commit(0).await.expect("settles").remaining(), 85);
     let answer = limiter.reserve_owned("alice", 101).await.expect("decides");
@@ -130,7 +130,7 @@ async fn a_dropped_reservation_is_settled_at_its_estimate_or_at_the_cost_that_wa
     assert_eq!(left_at_the_end(&limiter).await, 60);
     let mut sending = reserve(&limiter, 40).await;
     (1..=7).for_each(|sent| sending.set_cost(sent));
-    assert_eq!((sending.costs().same(), left(&limiter).await), (Some(7), 20));
+    assert_eq!((sending.costs().same(), remaining(&limiter).await), (Some(7), 20));
     let id = sending.id();
     drop(sending);
     assert_eq!(left_at_the_end(&limiter).await, 53);
@@ -177,7 +177,7 @@ async fn an_extension_only_grows_and_the_cost_of_an_unknown_name_settles_the_res
 async fn a_lease_is_released_when_it_is_dropped_or_its_task_panics_and_lives_while_it_is_renewed() {
     let (limiter, clock) = slow(LEASES);
     let lease = reserve(&limiter, 3).await;
-    assert_eq!(left(&limiter).await, 97);
+    assert_eq!(remaining(&limiter).await, 97);
     drop(lease);
     assert_eq!(left_at_the_end(&limiter).await, 100);
     let lease = reserve(&limiter, 1).await;
@@ -192,9 +192,9 @@ async fn a_lease_is_released_when_it_is_dropped_or_its_task_panics_and_lives_whi
         clock.advance(Duration::from_secs(3_000));
         assert!(lease.renew().await.expect("renews").allowed());
     }
-    assert_eq!(left(&limiter).await, 99);
+    assert_eq!(remaining(&limiter).await, 99);
     clock.advance(Duration::from_secs(3_600));
-    assert_eq!(left(&limiter).await, 100);
+    assert_eq!(remaining(&limiter).await, 100);
     assert_eq!(lease.renew().await.expect_err("its time is over").kind(), ErrorKind::Ended);
 }
 
@@ -216,7 +216,7 @@ async fn a_reservation_that_is_extended_or_renewed_lives_for_another_hour() {
             assert!(kept.expect("it lives").allowed());
         }
         let _ = held.commit(0).await.expect("it lives");
-        assert_eq!(left(&limiter).await, 100, "extended: {extends}");
+        assert_eq!(remaining(&limiter).await, 100, "extended: {extends}");
     }
 }
 
@@ -232,7 +232,7 @@ async fn what_an_earlier_window_has_counted_does_not_come_back_after_a_renewal()
             assert!(held.renew().await.expect("it lives").allowed());
         }
         let _ = held.commit(0).await.expect("it lives");
-        assert_eq!(left(&limiter).await, 95, "renewed: {renews}");
+        assert_eq!(remaining(&limiter).await, 95, "renewed: {renews}");
     }
 }
 
@@ -242,14 +242,14 @@ async fn a_settlement_that_comes_too_late_charges_what_is_missing_and_says_so() 
     let (limiter, clock) = slow(WINDOW);
     let held = held_for_long(&limiter, &clock).await;
     assert_eq!(held.commit(10).await.expect_err("it is late").kind(), ErrorKind::Ended);
-    assert_eq!(left(&limiter).await, 60);
+    assert_eq!(remaining(&limiter).await, 60);
     let held = held_for_long(&limiter, &clock).await;
     assert_eq!(held.commit(45).await.expect_err("it is late").kind(), ErrorKind::Ended);
-    assert_eq!(left(&limiter).await, 60 - 45);
+    assert_eq!(remaining(&limiter).await, 60 - 45);
     // The first answer to the settlement, and then that to the charge, are lost: it is sent again.
     let (limiter, clock) = slow(WINDOW);
     for lost in [1, 2] {
-        let before = left(&limiter).await;
+        let before = remaining(&limiter).await;
         let mut held = held_for_long(&limiter, &clock).await;
         let told = Arc::new(Mutex::new(Vec::new()));
         let heard = told.clone();
@@ -266,10 +266,10 @@ async fn a_settlement_that_comes_too_late_charges_what_is_missing_and_says_so() 
     assert!(held.extend(30).await.expect("fits").allowed());
     clock.advance(Duration::from_secs(3_660));
     held.commit(31).await.expect_err("it is late");
-    assert_eq!(left(&limiter).await, 100 - 31);
+    assert_eq!(remaining(&limiter).await, 100 - 31);
     let (limiter, clock) = slow(LEASES);
     held_for_long(&limiter, &clock).await.commit(90).await.expect_err("it is late");
-    assert_eq!(left(&limiter).await, 100);
+    assert_eq!(remaining(&limiter).await, 100);
 }
 
 /// Limits differ in what was estimated and in what is missing.
@@ -298,7 +298,7 @@ async fn what_is_dropped_before_the_answer_or_unanswered_is_done_once_or_undone(
     let (limiter, _) = slow(BUCKET);
     let lose = || limiter.store().lost.store(1, Ordering::SeqCst);
     let waited = timeout(ANSWER / 2, limiter.reserve_owned("alice", 40)).await;
-    assert!(waited.is_err() && left(&limiter).await == 60, "charged, and not answered yet");
+    assert!(waited.is_err() && remaining(&limiter).await == 60, "charged, and not answered yet");
     assert_eq!(left_at_the_end(&limiter).await, 100);
     lose();
     limiter.reserve_owned("alice", 40).await.expect_err("lost");
@@ -419,7 +419,7 @@ impl Store<AnyAlgorithm> for Far {
     }
 }
 
-/// How an operation under way ends.
+/// How an operation in flight ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Fate {
     Answered,
@@ -501,7 +501,7 @@ fn dropped_outside_of_a_runtime_it_is_settled_on_the_one_that_made_it_or_expires
         drop(lease);
         assert_eq!(on.block_on(left_at_the_end(&limiter)), if has_ended { 99 } else { 100 });
         clock.advance(Duration::from_secs(3_600));
-        assert_eq!(on.block_on(left(&limiter)), 100);
+        assert_eq!(on.block_on(remaining(&limiter)), 100);
     }
 }
 
@@ -510,8 +510,8 @@ fn made_and_dropped_without_a_runtime_it_expires() {
     let (limiter, clock) = limiter([limit("l", LEASES)], |builder| builder);
     let limiter = Arc::new(limiter);
     drop(ratelimit_testkit::block_on(reserve(&limiter, 1)));
-    let left = || limiter.peek_now("alice", 0).expect("decides").remaining();
-    assert_eq!(left(), 99);
+    let remaining = || limiter.peek_now("alice", 0).expect("decides").remaining();
+    assert_eq!(remaining(), 99);
     clock.advance(Duration::from_secs(3_600));
-    assert_eq!(left(), 100);
+    assert_eq!(remaining(), 100);
 }

@@ -10,7 +10,7 @@ use ratelimit_core::algorithm::InMemory;
 use ratelimit_core::store::{Batch, Check, Now, Op};
 use ratelimit_core::{Decision, Limit, ManualClock, ReservationId, Stack, SyncStore};
 use ratelimit_memory::{MemoryError, MemoryStore};
-use trap::{PARTS, Part, Trapped, TrappedClock, trapped, trapped_clock};
+use trap::{PARTS, Part, Trapped, TrappedClock, run_trapped, trapped_clock};
 
 use crate::common::{BEGIN, algorithm, ask, limit};
 
@@ -129,7 +129,7 @@ struct Seen<S> {
     next: Decision,
 }
 
-fn seen<A: InMemory>(store: &Store<A>, limit: &Limit<Trapped<A>>) -> Seen<A::State> {
+fn observe<A: InMemory>(store: &Store<A>, limit: &Limit<Trapped<A>>) -> Seen<A::State> {
     let (len, entries) = (store.len(), store.entry_count());
     let states = HELD.iter().chain(&NEW).map(|key| store.state(limit, key)).collect();
     let check = Check { limit, key: "next", cost: 1 };
@@ -155,15 +155,15 @@ where
     let about = format!("{about}, {:?}, {:?}, {:?}", call.id, call.metadata, call.now);
     let (store, limit) = store(of, room);
     let written_first = part == Part::Entries && is_in_place(call, of.algorithm());
-    let before = seen(&store, &limit);
+    let before = observe(&store, &limit);
     let mut sprung = 0;
     let decided = loop {
         let overflowed = store.overflowed();
-        if let Some(decided) = trapped(part, sprung, || call.make(&store, &limit)) {
+        if let Some(decided) = run_trapped(part, sprung, || call.make(&store, &limit)) {
             break decided;
         }
         assert_eq!(store.overflowed(), overflowed, "{about}");
-        let mut now = seen(&store, &limit);
+        let mut now = observe(&store, &limit);
         if written_first && sprung > 0 {
             now.states[0].clone_from(&before.states[0]);
             now.entries = before.entries;
@@ -174,7 +174,7 @@ where
     if !written_first {
         let (twin, limit) = self::store(of, room);
         assert_eq!(decided, call.make(&twin, &limit), "{about}");
-        assert_eq!(seen(&store, &limit), seen(&twin, &limit), "{about}");
+        assert_eq!(observe(&store, &limit), observe(&twin, &limit), "{about}");
     }
     for key in HELD.iter().chain(&NEW) {
         Call::new(Op::Reset, [*key]).make(&store, &limit).expect("decides");

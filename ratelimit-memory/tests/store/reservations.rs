@@ -14,21 +14,21 @@ const SLOTS: &str = "concurrency 2/30s";
 type Held<'l> =
     Lease<'l, MemoryStore<AnyAlgorithm, ratelimit_core::ManualClock>, AnyAlgorithm, str>;
 
-fn granted<'l>(limiter: &'l Limiter, caller: &'l str) -> Held<'l> {
+fn reserve_one<'l>(limiter: &'l Limiter, caller: &'l str) -> Held<'l> {
     match limiter.lease_now(caller).expect("decides") {
         Leased::Granted(lease) => lease,
         Leased::Denied(verdict) => panic!("denied: {verdict:?}"),
     }
 }
 
-fn left(limiter: &Limiter) -> u64 {
+fn remaining(limiter: &Limiter) -> u64 {
     limiter.peek_now("a", 0).expect("decides").remaining()
 }
 
 #[test]
 fn a_lease_is_released_when_it_is_dropped_and_lives_as_long_as_it_is_renewed() {
     let (limiter, clock) = limiter([limit("slots", SLOTS)], |builder| builder);
-    let (first, second) = (granted(&limiter, "a"), granted(&limiter, "a"));
+    let (first, second) = (reserve_one(&limiter, "a"), reserve_one(&limiter, "a"));
     assert_ne!(first.id(), second.id());
     assert_eq!(second.verdict().remaining(), 0);
     let Leased::Denied(busy) = limiter.lease_now("a").expect("decides") else {
@@ -36,11 +36,11 @@ fn a_lease_is_released_when_it_is_dropped_and_lives_as_long_as_it_is_renewed() {
     };
     assert_eq!(busy.retry_after(), Some(Duration::from_secs(30)));
     drop(first);
-    assert_eq!(left(&limiter), 1);
+    assert_eq!(remaining(&limiter), 1);
     for _ in 0..3 {
         clock.advance(Duration::from_secs(29));
         let _ = second.renew_now().expect("in time");
-        assert_eq!(left(&limiter), 1);
+        assert_eq!(remaining(&limiter), 1);
     }
     clock.advance(Duration::from_secs(30));
     let late = second.renew_now().expect_err("it is over");
@@ -50,7 +50,7 @@ fn a_lease_is_released_when_it_is_dropped_and_lives_as_long_as_it_is_renewed() {
     // Another lease has its place, and keeps it.
     assert!(limiter.check_n_now("a", 2).expect("decides").allowed());
     drop(second);
-    assert_eq!(left(&limiter), 0);
+    assert_eq!(remaining(&limiter), 0);
 }
 
 /// Another caller may have its place, whatever lives longer.
@@ -68,14 +68,14 @@ fn a_renewal_is_refused_once_any_of_several_leases_has_ended_wherever_it_stands(
         assert_eq!(late.kind(), ErrorKind::Ended, "{order:?}");
         // What lives on is settled.
         assert!(limiter.commit_now("a", ID, 0).expect("two live").allowed());
-        assert_eq!(left(&limiter), 9, "{order:?}");
+        assert_eq!(remaining(&limiter), 9, "{order:?}");
     }
 }
 
 #[test]
 fn what_the_limiter_reserved_under_an_id_of_its_own_is_forgotten_soon_after_its_settlement() {
     let (limiter, clock) = limiter([limit("slots", SLOTS)], |builder| builder.capacity(1_000));
-    let grant = |caller: &str| drop(granted(&limiter, caller));
+    let grant = |caller: &str| drop(reserve_one(&limiter, caller));
     (0..100).for_each(|_| grant("a"));
     // Each has been released, and can be released again for a while.
     assert_eq!(limiter.store().reservations(), 100);
@@ -90,7 +90,7 @@ fn what_the_limiter_reserved_under_an_id_of_its_own_is_forgotten_soon_after_its_
 #[test]
 fn without_room_for_a_reservation_a_lease_of_the_limiter_is_granted_and_ends_by_itself() {
     let (limiter, clock) = limiter([limit("slots", SLOTS)], |builder| builder.capacity(1));
-    let (first, second) = (granted(&limiter, "a"), granted(&limiter, "a"));
+    let (first, second) = (reserve_one(&limiter, "a"), reserve_one(&limiter, "a"));
     assert!(!first.verdict().is_unrecorded() && second.verdict().is_unrecorded());
     assert_eq!(limiter.store().unrecorded(), 1);
     assert!(matches!(limiter.reserve_now("b", ID, 1), Err(MemoryError::Full { capacity: 1 })));
@@ -98,9 +98,9 @@ fn without_room_for_a_reservation_a_lease_of_the_limiter_is_granted_and_ends_by_
     // A denial is the limit's, and needs no record.
     assert!(matches!(limiter.lease_now("a").expect("decides"), Leased::Denied(_)));
     drop(second);
-    assert_eq!(left(&limiter), 0);
+    assert_eq!(remaining(&limiter), 0);
     drop(first);
-    assert_eq!(left(&limiter), 1);
+    assert_eq!(remaining(&limiter), 1);
     clock.advance(Duration::from_secs(30));
-    assert_eq!((left(&limiter), limiter.store().unrecorded()), (2, 1));
+    assert_eq!((remaining(&limiter), limiter.store().unrecorded()), (2, 1));
 }

@@ -74,7 +74,7 @@ impl<A: InMemory, C: Clock> LockedBatch<'_, '_, A, C> {
 
     /// By how many entries a check's state grows.
     fn growth(&self, position: usize) -> usize {
-        let before = self.stored(position).map_or(0, counted_entries::<A>) as usize;
+        let before = self.state_before(position).map_or(0, counted_entries::<A>) as usize;
         self.entries_after(position).saturating_sub(before)
     }
 

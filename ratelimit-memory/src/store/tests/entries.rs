@@ -13,7 +13,7 @@ const MOST: usize = 32;
 const OWN: usize = 30;
 
 fn store() -> (Memory<AnyAlgorithm>, ManualClock) {
-    built(|builder| builder.entries(MOST))
+    build_store(|builder| builder.entries(MOST))
 }
 
 fn ask(
@@ -33,7 +33,7 @@ fn is_exact(store: &Memory<AnyAlgorithm>) {
     let reservations =
         store.reservations.iter().map(|shard| lock(shard).states().count()).sum::<usize>();
     assert_eq!(store.capacity.entries.used(), store.shards.iter().map(in_shard).sum::<usize>());
-    assert_eq!((store.len(), store.reservations()), (counted(store), reservations));
+    assert_eq!((store.len(), store.reservations()), (count_states(store), reservations));
     has_bounds(store);
 }
 
@@ -157,7 +157,7 @@ fn anything(
 }
 
 fn small_store() -> (Memory<AnyAlgorithm>, ManualClock) {
-    built(|builder| builder.capacity(20).entries(12).reservations(30))
+    build_store(|builder| builder.capacity(20).entries(12).reservations(30))
 }
 
 #[test]
@@ -196,7 +196,7 @@ fn no_count_drifts_under_concurrent_operations_of_every_kind() {
 /// those that the store has from then on.
 #[test]
 fn the_states_told_are_those_that_the_decision_left() {
-    let [(store, clock), (twin, twins_clock)] = [(); 2].map(|()| built(|builder| builder));
+    let [(store, clock), (twin, twins_clock)] = [(); 2].map(|()| build_store(|builder| builder));
     let (mut allowed, mut denied, mut refused) = (0, 0, 0);
     anything(&clock, 16, 20_000, |batch| {
         twins_clock.set(clock.now());
@@ -217,7 +217,7 @@ fn the_states_told_are_those_that_the_decision_left() {
 /// Another key's refund changes a shared state, and a place that becomes free ends its use.
 #[test]
 fn a_state_that_keys_share_in_a_full_store_is_not_told() {
-    let (store, _clock) = built(|builder| builder.capacity(1));
+    let (store, _clock) = build_store(|builder| builder.capacity(1));
     let limit = limit_in_words("l", "gcra 1/h burst 1");
     let tells = |key| {
         let check = Check { limit: &limit, key, cost: 1 };

@@ -37,7 +37,7 @@ fn every_key_is_admitted_exactly_its_burst_while_segments_split() {
     for (keys, rounds, calls) in [(2, 6, 10_000), (256, 60, 800), (5_000, 3, 20_000)] {
         let names: Vec<String> = (0..keys).map(|n| format!("key {n}")).collect();
         for (round, threads) in (0..rounds).zip([2, 4, 8].into_iter().cycle()) {
-            let (store, _): (Memory, _) = built(|builder| builder);
+            let (store, _): (Memory, _) = build_store(|builder| builder);
             let admitted: Vec<_> = names.iter().map(|_| AtomicU64::new(0)).collect();
             let ask = |seed| ask_anything(&store, &names, &admitted, seed, calls);
             std::thread::scope(|scope| {
@@ -56,7 +56,7 @@ fn every_key_is_admitted_exactly_its_burst_while_segments_split() {
                 );
             }
             assert_eq!((store.len(), store.overflowed()), (keys, 0));
-            assert_eq!(counted(&store), keys);
+            assert_eq!(count_states(&store), keys);
         }
     }
 }

@@ -21,7 +21,8 @@ fn a_key_is_hashed_once_per_call() {
         ("gcra 1/h burst 3", 1),
         ("fixed-window 3/h", 1),
     ] {
-        let (store, _): (Memory<AnyAlgorithm>, _) = built(|builder| builder.capacity(capacity));
+        let (store, _): (Memory<AnyAlgorithm>, _) =
+            build_store(|builder| builder.capacity(capacity));
         let limits = ["a", "b", "c"].map(|name| limit_in_words(name, words));
         let limit = &limits[0];
         let keys = ["d", "e", "f", "g", "h", "i", "j", "k", "l", "m", "n"];

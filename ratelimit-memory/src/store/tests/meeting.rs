@@ -25,6 +25,6 @@ fn two_keys_that_a_bucket_cannot_tell_apart_count_as_one_state() {
     let checks = both.each_ref().map(|key| Check { limit: &limit, key, cost: 1 });
     for op in [Op::Acquire, Op::Reset] {
         let _ = store.apply_now(&Batch::new(&checks).expect("distinct").op(op)).expect("decides");
-        assert_eq!(store.len(), counted(&store), "after {op} of both");
+        assert_eq!(store.len(), count_states(&store), "after {op} of both");
     }
 }

@@ -81,10 +81,10 @@ struct KeySetCost {
 fn cost(keys: &[String]) -> KeySetCost {
     let mut cost = KeySetCost::default();
     for _ in 0..SEEDS {
-        let table = charged("gcra 1/h", keys);
+        let table = store_with_charges("gcra 1/h", keys);
         cost.segments += table.table.as_ref().map_or(0, CuckooTable::segments);
         cost.crowded += table.capacity.in_shards.used();
-        let shards = charged("sliding-log 1/h", keys);
+        let shards = store_with_charges("sliding-log 1/h", keys);
         cost.fullest +=
             shards.shards.iter().map(|shard| lock(shard).states().count()).max().unwrap_or(0);
         let mut halves: HashMap<u64, usize> = HashMap::new();
@@ -98,9 +98,9 @@ fn cost(keys: &[String]) -> KeySetCost {
 }
 
 /// Creates a store in which all these keys have been charged.
-fn charged(words: &str, keys: &[String]) -> Memory<AnyAlgorithm> {
+fn store_with_charges(words: &str, keys: &[String]) -> Memory<AnyAlgorithm> {
     let (store, _): (Memory<AnyAlgorithm>, _) =
-        built(|builder| builder.capacity(4 * KEYS).shards(64));
+        build_store(|builder| builder.capacity(4 * KEYS).shards(64));
     let limit = limit_in_words("l", words);
     assert!(keys.iter().all(|key| store.acquire_now(&limit, key, 1).expect("decides").allowed()));
     assert_eq!((store.len(), store.overflowed()), (keys.len(), 0));

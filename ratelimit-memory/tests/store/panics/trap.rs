@@ -48,7 +48,7 @@ fn passes(part: Part) {
 
 /// Runs `call` with a part trapped after so many of its calls. Returns `None` if the trap was
 /// sprung.
-pub(crate) fn trapped<T>(part: Part, after: usize, call: impl FnOnce() -> T) -> Option<T> {
+pub(crate) fn run_trapped<T>(part: Part, after: usize, call: impl FnOnce() -> T) -> Option<T> {
     TRAP.set(Some((part, after)));
     let result = catch_unwind(AssertUnwindSafe(call));
     TRAP.set(None);
