@@ -156,7 +156,9 @@ pub trait AlgorithmHarness: 'static {
 }
 
 /// The limit that a harness names so.
-pub(crate) fn named<T: AlgorithmHarness>(text: &str) -> Result<Instance<T::Algorithm>, String> {
+pub(crate) fn find_limit<T: AlgorithmHarness>(
+    text: &str,
+) -> Result<Instance<T::Algorithm>, String> {
     let named = T::limits().into_iter().find(|limit| limit.text == text);
     named.ok_or_else(|| "it names no limit of the harness".to_owned())
 }
@@ -295,7 +297,7 @@ pub fn test_algorithm_on<T: AlgorithmHarness + 'static, H: Harness<T::Algorithm>
     regressions: &'static str,
 ) {
     if property == Property::Agrees {
-        announce_lacking(name, Able::of::<T::Algorithm, H>());
+        announce_lacking(name, Able::for_store::<T::Algorithm, H>());
     }
     guard::run(move || {
         let runner = TestRunner::new(config(H::CASES, regressions));
@@ -363,7 +365,7 @@ pub fn try_same_algorithm_on<T: AlgorithmHarness, H: Harness<T::Algorithm>>(
 /// # Panics
 /// If the property does not hold for the walk, or if the text cannot be parsed.
 pub fn algorithm_regression<T: AlgorithmHarness>(property: AlgorithmProperty, case: &str) {
-    let trace = Trace::read(case, named::<T>).unwrap_or_else(|error| panic!("{error}"));
+    let trace = Trace::read(case, find_limit::<T>).unwrap_or_else(|error| panic!("{error}"));
     let unkind_us = T::pool(Able::ALONE).unkind_us;
     if let Err(message) = failing_on::<T>(property, &trace, &unkind_us) {
         panic!("{}", failure(property, message, case.to_owned()));

@@ -70,12 +70,12 @@ impl Capability {
     /// What a store has to be able to do to keep this limit.
     pub(crate) fn needed_by(limit: &Instance<AnyAlgorithm>) -> [Self; 2] {
         let counts = if limit.counts_attempts { Self::Attempts } else { Self::Admissions };
-        [Self::Algorithm(AlgorithmKind::of(&limit.algorithm)), counts]
+        [Self::Algorithm(AlgorithmKind::from_algorithm(&limit.algorithm)), counts]
     }
 
     /// The capability that an operation needs; `None` if every store has it.
     #[must_use]
-    pub const fn of(op: Op) -> Option<Self> {
+    pub const fn for_op(op: Op) -> Option<Self> {
         match op {
             Op::Acquire | Op::Peek => None,
             Op::Refund => Some(Self::Refund),
@@ -101,7 +101,7 @@ impl Able {
         Capability::Reset,
     ]);
 
-    pub(crate) const fn of<A: Algorithm, H: Harness<A>>() -> Self {
+    pub(crate) const fn for_store<A: Algorithm, H: Harness<A>>() -> Self {
         Self(H::LACKS)
     }
 
@@ -110,7 +110,7 @@ impl Able {
     }
 
     pub(crate) fn can_do(self, op: Op) -> bool {
-        Capability::of(op).is_none_or(|needed| self.can(needed))
+        Capability::for_op(op).is_none_or(|needed| self.can(needed))
     }
 
     /// The first of these capabilities that the store lacks.

@@ -173,7 +173,7 @@ impl<A: Algorithm + 'static, H: Harness<A>> AnyHarness<A> for H {
     }
 
     fn able(&self) -> Able {
-        Able::of::<A, H>()
+        Able::for_store::<A, H>()
     }
 
     fn open(&self) -> Box<dyn AnyStore<A> + '_> {

@@ -41,13 +41,13 @@ pub(crate) fn difference(
     if states[0] == states[1] {
         return None;
     }
-    let [got, due] = states.map(|state| shown(algorithm, state?));
+    let [got, due] = states.map(|state| describe_state(algorithm, state?));
     (got != due).then_some([got, due])
 }
 
 /// The text of a state as far as it matters to this limit: of a log the entries that had not
 /// expired when its newest entry was made. A store may keep more, or sweep it at leisure.
-fn shown(algorithm: &AnyAlgorithm, state: AnyState) -> Option<String> {
+fn describe_state(algorithm: &AnyAlgorithm, state: AnyState) -> Option<String> {
     match (algorithm, state) {
         (AnyAlgorithm::SlidingLog(log), AnyState::SlidingLog(mut state)) => {
             let newest = state.entries.last()?.timestamp;
@@ -125,7 +125,7 @@ impl<A: Algorithm> Subject<'_, A> {
     }
 
     /// The pure step's answer to a request.
-    pub(crate) fn due(
+    pub(crate) fn expected_answer(
         &self,
         pure: &PureStore<A>,
         limits: &[Limit<A>],

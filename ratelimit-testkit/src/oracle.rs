@@ -2,9 +2,9 @@
 //! others with.
 //!
 //! It shares no arithmetic with `ratelimit-core`. It keeps no state, only the history of charges
-//! and their times, and answers one question from it: [`left`], how much a limit has left at a
-//! moment. The rest follows from that by definition. A request fits if its cost is no more than
-//! what is left. `retry_after` is the first moment, found by bisection, at which it fits.
+//! and their times, and answers one question from it: [`remaining_parts`], how much a limit has
+//! left at a moment. The rest follows from that by definition. A request fits if its cost is no
+//! more than what is left. `retry_after` is the first moment, found by bisection, at which it fits.
 //! `reset_after` is the first moment at which everything is left.
 
 use std::collections::HashMap;
@@ -84,7 +84,7 @@ fn effective_us(history: &[AccountChange], now_us: u64) -> u64 {
 }
 
 /// The parts that a key has left at `now_us`; negative if it owes.
-fn left(algorithm: &AnyAlgorithm, history: &[AccountChange], now_us: u64) -> i128 {
+fn remaining_parts(algorithm: &AnyAlgorithm, history: &[AccountChange], now_us: u64) -> i128 {
     let at_us = effective_us(history, now_us);
     match algorithm {
         AnyAlgorithm::Gcra(_) => in_bucket(refill(algorithm), history, at_us),
@@ -157,7 +157,7 @@ fn refundable(algorithm: &AnyAlgorithm, history: &[AccountChange], now_us: u64) 
             let same = |event: &&AccountChange| event.at_us / window_us == at_us / window_us;
             sum(history.iter().filter(same))
         }
-        _ => capacity(algorithm) - left(algorithm, history, now_us),
+        _ => capacity(algorithm) - remaining_parts(algorithm, history, now_us),
     }
 }
 
@@ -166,7 +166,7 @@ fn is_whole(algorithm: &AnyAlgorithm, history: &[AccountChange], now_us: u64) ->
     match algorithm {
         // The shortest window may be full again when a longer one is not.
         AnyAlgorithm::BucketedWindow(_) => refundable(algorithm, history, now_us) == 0,
-        _ => left(algorithm, history, now_us) == capacity(algorithm),
+        _ => remaining_parts(algorithm, history, now_us) == capacity(algorithm),
     }
 }
 
@@ -229,7 +229,7 @@ fn open_window<'h>(
 }
 
 /// The history after a charge of this many parts at `now_us`, or a refund if negative.
-fn changed(
+fn after_charge(
     algorithm: &AnyAlgorithm,
     history: &[AccountChange],
     now_us: u64,
@@ -312,7 +312,7 @@ fn decision_of(
 ) -> Decision {
     let whole = algorithm.capacity();
     let per_unit = parts_per_unit(algorithm);
-    let left_after = |us: u64| left(algorithm, history, now_us + us);
+    let left_after = |us: u64| remaining_parts(algorithm, history, now_us + us);
     // Everything is back at the latest one full recovery after the last change.
     let last_us = history.iter().map(|event| event.at_us).fold(now_us, u64::max);
     let latest_us = last_us - now_us + full_us(algorithm);
@@ -336,13 +336,13 @@ fn decision_of(
 
 /// The history of an account under this limit. If another limit wrote it, it counts as one charge,
 /// at the time of the last write, of what was used then, capped at the new capacity and debt.
-fn carried(account: Option<&Account>, algorithm: &AnyAlgorithm) -> KeyHistory {
+fn carry_over(account: Option<&Account>, algorithm: &AnyAlgorithm) -> KeyHistory {
     let Some((old, history)) = account else { return KeyHistory::new() };
     if old == algorithm {
         return history.clone();
     }
     let Some(last) = history.last() else { return KeyHistory::new() };
-    let used = capacity(old) - left(old, history, last.at_us);
+    let used = capacity(old) - remaining_parts(old, history, last.at_us);
     let units = (used + parts_per_unit(old) - 1) / parts_per_unit(old);
     let parts = (units * parts_per_unit(algorithm)).min(capacity(algorithm) + debt(algorithm));
     vec![AccountChange { at_us: last.at_us, parts }]
@@ -350,7 +350,7 @@ fn carried(account: Option<&Account>, algorithm: &AnyAlgorithm) -> KeyHistory {
 
 /// The history after an attempt that does not fit: it takes whatever is left, so the limit is full
 /// afterwards.
-fn filled(
+fn after_denied_attempt(
     algorithm: &AnyAlgorithm,
     history: &[AccountChange],
     now_us: u64,
@@ -360,16 +360,16 @@ fn filled(
     match algorithm {
         AnyAlgorithm::SlidingCounter(_) => {
             let current = refundable(algorithm, history, now_us);
-            changed(algorithm, history, now_us, parts.min(capacity(algorithm) - current))
+            after_charge(algorithm, history, now_us, parts.min(capacity(algorithm) - current))
         }
         AnyAlgorithm::SlidingLog(_) => {
-            let mut history = changed(algorithm, history, now_us, parts);
+            let mut history = after_charge(algorithm, history, now_us, parts);
             let excess = sum(&history) - capacity(algorithm);
             take_off(&mut history, excess, Oldest);
             history
         }
         AnyAlgorithm::BucketedWindow(bucketed) => {
-            let mut history = changed(algorithm, history, now_us, parts);
+            let mut history = after_charge(algorithm, history, now_us, parts);
             // The shortest window comes first: what it has dropped, no longer window counts.
             let mut windows = bucketed.windows().to_vec();
             windows.sort_by_key(|window| window.span_us);
@@ -383,12 +383,17 @@ fn filled(
             }
             history
         }
-        _ => changed(algorithm, history, now_us, left(algorithm, history, now_us).max(0)),
+        _ => after_charge(
+            algorithm,
+            history,
+            now_us,
+            remaining_parts(algorithm, history, now_us).max(0),
+        ),
     }
 }
 
 /// The decision of a limit, and its history afterwards.
-fn asked(
+fn decide_check(
     check: &Check<'_, AnyAlgorithm>,
     op: Op,
     history: &[AccountChange],
@@ -396,12 +401,12 @@ fn asked(
 ) -> (Decision, KeyHistory) {
     let algorithm = check.limit.algorithm();
     let cost = i128::from(check.cost) * parts_per_unit(algorithm);
-    let room = (left(algorithm, history, now_us) + debt(algorithm)).max(0);
-    let left = left(algorithm, history, now_us).max(0);
+    let room = (remaining_parts(algorithm, history, now_us) + debt(algorithm)).max(0);
+    let left = remaining_parts(algorithm, history, now_us).max(0);
     let parts = match op {
         Op::Acquire | Op::Peek if cost > left => {
             let history = if check.limit.counts_attempts() {
-                filled(algorithm, history, now_us, check.cost)
+                after_denied_attempt(algorithm, history, now_us, check.cost)
             } else {
                 history.to_vec()
             };
@@ -417,7 +422,7 @@ fn asked(
         }
         Op::Settle | Op::Renew | Op::Extend => unreachable!("the oracle has no reservations"),
     };
-    let history = changed(algorithm, history, now_us, parts);
+    let history = after_charge(algorithm, history, now_us, parts);
     (decision_of(algorithm, &history, now_us, check.cost, true), history)
 }
 
@@ -437,13 +442,13 @@ fn account_of(
     let has_debt = algorithm.debt() > 0;
     // Without a debt nothing is owed: a key that has used more than a limit which was lowered has
     // nothing left.
-    let before = left(algorithm, before, now_us);
+    let before = remaining_parts(algorithm, before, now_us);
     let room = if has_debt { before + debt(algorithm) } else { before.max(0) };
     let forgiven = match op {
         Op::Force => in_units(i128::from(check.cost) * parts_per_unit(algorithm) - room),
         _ => 0,
     };
-    let owed = if has_debt { in_units(-left(algorithm, after, now_us)) } else { 0 };
+    let owed = if has_debt { in_units(-remaining_parts(algorithm, after, now_us)) } else { 0 };
     Owing { owed, forgiven }
 }
 
@@ -460,8 +465,8 @@ impl NaiveStore {
         for check in batch.checks() {
             let key = (check.limit.state_name().to_owned(), check.key.to_owned());
             let algorithm = *check.limit.algorithm();
-            let before = carried(accounts.get(&key), &algorithm);
-            let (decision, after) = asked(check, op, &before, now_us);
+            let before = carry_over(accounts.get(&key), &algorithm);
+            let (decision, after) = decide_check(check, op, &before, now_us);
             answers.push((key, algorithm, before, decision, after));
         }
         let all = answers.iter().all(|(.., decision, _)| decision.allowed);
@@ -473,7 +478,7 @@ impl NaiveStore {
                 if !all && decision.allowed {
                     // The wait includes the charge of this very attempt.
                     let cost = i128::from(check.cost) * parts_per_unit(&algorithm);
-                    let fits = cost <= left(&algorithm, &after, now_us).max(0);
+                    let fits = cost <= remaining_parts(&algorithm, &after, now_us).max(0);
                     let again = decision_of(&algorithm, &after, now_us, check.cost, fits);
                     decision.retry_after_us = again.retry_after_us;
                 }

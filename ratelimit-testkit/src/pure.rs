@@ -46,14 +46,14 @@ impl<A: Algorithm> PureStore<A> {
         &self.clock
     }
 
-    fn kept(&self) -> MutexGuard<'_, PureContents<A::State>> {
+    fn contents(&self) -> MutexGuard<'_, PureContents<A::State>> {
         self.kept.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The state of a limit's key.
     #[must_use]
     pub fn state(&self, limit: &Limit<A>, key: &str) -> Option<A::State> {
-        self.kept().states.get(&(limit.state_name().to_owned(), key.to_owned())).cloned()
+        self.contents().states.get(&(limit.state_name().to_owned(), key.to_owned())).cloned()
     }
 
     /// The reservation of a limit's key under an id.
@@ -64,7 +64,7 @@ impl<A: Algorithm> PureStore<A> {
         key: &str,
         id: ReservationId,
     ) -> Option<Reservation> {
-        self.kept()
+        self.contents()
             .reservations
             .get(&((limit.state_name().to_owned(), key.to_owned()), id))
             .cloned()
@@ -75,7 +75,7 @@ impl<A: Algorithm> PureStore<A> {
     /// # Errors
     /// The request is invalid or unsupported.
     pub fn decide(&self, batch: &Batch<'_, A>) -> Result<Verdict, Refusal> {
-        let mut kept = self.kept();
+        let mut kept = self.contents();
         let now = match batch.time() {
             Now::Store => self.clock.now(),
             Now::At(now) => now,
@@ -155,7 +155,7 @@ impl<S> States<S> for PureView<'_, S> {
 /// The clone has the same states and a clock of its own.
 impl<A: Algorithm> Clone for PureStore<A> {
     fn clone(&self) -> Self {
-        let kept = Mutex::new(self.kept().clone());
+        let kept = Mutex::new(self.contents().clone());
         Self { kept, clock: ManualClock::new(self.clock.now()) }
     }
 }
@@ -212,9 +212,9 @@ mod tests {
                 for done in &done {
                     let again = TraceRequest { at: request.at, ..(*done).clone() };
                     if is_known(&again) {
-                        let before = store.kept().clone();
+                        let before = store.contents().clone();
                         let answer = store.answer(&trace.limits, &again, &[]);
-                        let mut after = store.kept().clone();
+                        let mut after = store.contents().clone();
                         if again.op == Op::Extend {
                             for (id, reservation) in &mut after.reservations {
                                 let known = before.reservations.get(id);

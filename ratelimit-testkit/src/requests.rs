@@ -94,7 +94,7 @@ pub fn try_requests<H: RequestHarness>(harness: &H) -> LawResult {
 async fn holds_on<H: RequestHarness>(harness: &H, case: &RequestCase) -> LawResult {
     let store = Arc::new(harness.store());
     let limiters = [false, true].map(|changed| {
-        let limits = case.limits.iter().map(|limit| limit.built(changed));
+        let limits = case.limits.iter().map(|limit| limit.build(changed));
         let limits = Limits::new(limits).expect("names of their own");
         let limiter = RateLimiter::new(limits, Arc::clone(&store));
         if case.allows_unlimited { limiter.allow_unlimited() } else { limiter }
@@ -102,13 +102,13 @@ async fn holds_on<H: RequestHarness>(harness: &H, case: &RequestCase) -> LawResu
     let mut model = Model::new(&case.limits, case.allows_unlimited);
     for asked in &case.requests {
         let limiter = &limiters[usize::from(asked.changed)];
-        let due = model.due(asked);
+        let due = model.expect(asked);
         let got = harness.ask(limiter, asked).await;
         let said = match &got {
-            Ok(verdict) => Said::of(limiter, verdict),
+            Ok(verdict) => Said::from_verdict(limiter, verdict),
             Err(error) => Said::Refused(error.kind()),
         };
-        let wanted = Said::due(due.clone());
+        let wanted = Said::from_expected(due.clone());
         let in_words = || format!("{asked:?}\n got {got:?}\n due {due:?}");
         if said != wanted {
             return Err(in_words());
@@ -145,7 +145,7 @@ enum Said {
 pub(crate) type Named = (String, Decision, Account);
 
 impl Said {
-    fn of<S>(limiter: &RateLimiter<S>, verdict: &Verdict) -> Self {
+    fn from_verdict<S>(limiter: &RateLimiter<S>, verdict: &Verdict) -> Self {
         let named = limiter.named(verdict);
         let shadow = named.shadow().map(|one| (one.name().to_owned(), *one.decision()));
         Self::Decided {
@@ -157,7 +157,7 @@ impl Said {
         }
     }
 
-    fn due(due: Due) -> Self {
+    fn from_expected(due: Due) -> Self {
         match due {
             Due::Refused { kind, .. } => Self::Refused(kind),
             Due::Decided { summary, decided, shadow } => Self::Decided { summary, decided, shadow },

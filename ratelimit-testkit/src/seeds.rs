@@ -117,7 +117,7 @@ impl AlgorithmKind {
 
     /// The kind of an algorithm.
     #[must_use]
-    pub const fn of(algorithm: &AnyAlgorithm) -> Self {
+    pub const fn from_algorithm(algorithm: &AnyAlgorithm) -> Self {
         match algorithm {
             AnyAlgorithm::Gcra(_) => Self::Gcra,
             AnyAlgorithm::FixedWindow(_) => Self::FixedWindow,
@@ -172,7 +172,7 @@ impl AlgorithmKind {
     /// Those of these limits that are of this algorithm.
     fn owing(self, words: &[&str]) -> impl Iterator<Item = AnyAlgorithm> {
         let algorithms = words.iter().map(|words| words.parse().expect("only limits stand there"));
-        algorithms.filter(move |algorithm| Self::of(algorithm) == self)
+        algorithms.filter(move |algorithm| Self::from_algorithm(algorithm) == self)
     }
 
     /// Limits of these rates and bursts, or of these rates if the algorithm has no burst.
@@ -180,11 +180,11 @@ impl AlgorithmKind {
         if self.is_bucket() {
             return buckets
                 .iter()
-                .map(|(rate, burst)| self.algorithm(parsed(rate), *burst))
+                .map(|(rate, burst)| self.algorithm(parse_rate(rate), *burst))
                 .collect();
         }
         let bounded = matches!(self, Self::WindowLog | Self::Concurrency);
-        let rates = windows.iter().map(|rate| parsed(rate));
+        let rates = windows.iter().map(|rate| parse_rate(rate));
         let rates = rates.filter(|rate| !bounded || rate.count() <= 10_000);
         rates.map(|rate| self.algorithm(rate, 0)).collect()
     }
@@ -223,7 +223,7 @@ fn bucketed(rate: Rate) -> Result<BucketedWindow, ConfigError> {
     BucketedWindow::new(us / buckets, &[rate, Rate::per_us(2 * count, 3 * us)?])
 }
 
-fn parsed(rate: &str) -> Rate {
+fn parse_rate(rate: &str) -> Rate {
     rate.parse().expect("the seed table holds only rates")
 }
 
@@ -248,7 +248,7 @@ impl Scope {
     /// The scopes of one algorithm: limits that count what they admit, and those that count
     /// attempts, if it can.
     #[must_use]
-    pub fn of(kind: AlgorithmKind) -> Vec<Self> {
+    pub fn for_kind(kind: AlgorithmKind) -> Vec<Self> {
         let attempts = AlgorithmKind::ATTEMPTS.contains(&kind).then_some(Self::Attempts(kind));
         [Self::One(kind)].into_iter().chain(attempts).collect()
     }
@@ -272,7 +272,7 @@ impl Scope {
 
     /// The limits that `make` builds for the scope's algorithms, without those that the store
     /// cannot keep.
-    fn made(
+    fn instances_from(
         self,
         able: Able,
         make: impl Fn(AlgorithmKind) -> Vec<AnyAlgorithm>,
@@ -310,7 +310,7 @@ impl Scope {
             Self::Reservations => [1, 3],
         };
         let reserves = self == Self::Reservations;
-        let make = move || self.made(able, make);
+        let make = move || self.instances_from(able, make);
         Pool {
             make: Rc::new(make),
             unkind_us: Rc::default(),
@@ -334,12 +334,12 @@ impl Scope {
 
     /// The smallest limits, whose traces can be enumerated.
     pub(crate) fn tiny(self, able: Able) -> Vec<Instance<AnyAlgorithm>> {
-        self.made(able, AlgorithmKind::tiny)
+        self.instances_from(able, AlgorithmKind::tiny)
     }
 
     /// The limits with this rate.
     pub(crate) fn at_rate(self, rate: Rate, burst: u64) -> Vec<Instance<AnyAlgorithm>> {
-        self.made(Able::ALL, |kind| vec![kind.algorithm(rate, burst)])
+        self.instances_from(Able::ALL, |kind| vec![kind.algorithm(rate, burst)])
     }
 }
 

@@ -162,7 +162,7 @@ pub fn test<H: Harness + 'static>(
     name: &'static str,
     regressions: &'static str,
 ) {
-    let able = Able::of::<AnyAlgorithm, H>();
+    let able = Able::for_store::<AnyAlgorithm, H>();
     let all = scopes.iter().flat_map(|scope| properties.iter().map(|property| (*property, *scope)));
     let lacking = |(property, scope): &(Property, Scope)| property.lacks(*scope, able);
     let (tried, skipped): (Vec<_>, Vec<_>) = all.partition(|each| lacking(each).is_none());
@@ -262,8 +262,8 @@ pub(crate) fn try_on<T: AlgorithmHarness, H: Harness<T::Algorithm>>(
     property: Property,
     runner: TestRunner,
 ) -> CaseResult {
-    let pool = T::pool(Able::of::<T::Algorithm, H>());
-    let named = Box::new(crate::algorithm::named::<T>);
+    let pool = T::pool(Able::for_store::<T::Algorithm, H>());
+    let named = Box::new(crate::algorithm::find_limit::<T>);
     LawTrial { harness, property, pool, difference: None, named }.run(Cases::Drawn(runner.into()))
 }
 
@@ -326,7 +326,7 @@ impl LawTrial<'_, AnyAlgorithm> {
         let (able, drawn) = (self.pool.able, matches!(cases, Cases::Drawn(_)));
         if drawn && self.property == Property::AgreesAfterAChange {
             for pair in pairs_in_turn(scope, able) {
-                self.awaited(async |subject| {
+                self.once_async(async |subject| {
                     two_limits_in_turn_admit_their_sum(subject, pair).await
                 })?;
             }
@@ -335,7 +335,9 @@ impl LawTrial<'_, AnyAlgorithm> {
         match self.property {
             Property::Agrees if drawn && scope.is_single() => {
                 let full = self.harness.small_trace_requests();
-                self.awaited(async |subject| every_small_trace_agrees(subject, scope, full).await)?;
+                self.once_async(async |subject| {
+                    every_small_trace_agrees(subject, scope, full).await
+                })?;
                 self.run(cases)
             }
             Property::Agrees if drawn => {
@@ -343,7 +345,7 @@ impl LawTrial<'_, AnyAlgorithm> {
                 self.run(cases)
             }
             Property::AgreesAfterAChange if !able.can(Capability::Changes) => {
-                self.pool = self.pool.changed();
+                self.pool = self.pool.with_changed_limit();
                 self.on(cases, TraceShape::FORWARD, a_changed_limit_is_safe)
             }
             Property::ManyTasksAreAdmittedExactlyTheLimit => {
@@ -372,7 +374,7 @@ impl LawTrial<'_, AnyAlgorithm> {
                     kept.map(|(n, instance)| limit(&format!("{us}-{n}"), instance)).collect()
                 };
                 let (long, short) = (at(3_600_000_000), at(SHORT_US));
-                self.awaited(async |subject| {
+                self.once_async(async |subject| {
                     its_own_clock_keeps_time(subject, &long, &short).await
                 })?;
                 if !is_real() {
@@ -393,7 +395,7 @@ impl LawTrial<'_, AnyAlgorithm> {
                 for (us, reserves) in [(3_600_000_000, false), (SHORT_US, true)] {
                     let instance = &scope.at_rate(rate(3, us), 3)[0];
                     let reserves = reserves && able.can(Capability::Reservations);
-                    self.awaited(async |subject| {
+                    self.once_async(async |subject| {
                         nothing_vanishes(subject, instance.clone(), reserves).await
                     })?;
                 }
@@ -404,10 +406,10 @@ impl LawTrial<'_, AnyAlgorithm> {
                 let instance = instances.into_iter().find(|instance| able.can_keep(instance));
                 let instance =
                     instance.expect("a scope of which the store can keep nothing is not tried");
-                self.awaited(async |subject| two_identifiers_never_meet(subject, instance).await)
+                self.once_async(async |subject| two_identifiers_never_meet(subject, instance).await)
             }
             Property::ItCanDoWhatItClaims => {
-                self.awaited(async |subject| it_can_do_what_it_claims(subject, scope).await)
+                self.once_async(async |subject| it_can_do_what_it_claims(subject, scope).await)
             }
             _ => self.run(cases),
         }
@@ -424,13 +426,15 @@ impl<A: Algorithm + 'static> LawTrial<'_, A> {
                 if self.difference.is_none() {
                     self.on_each(&self.pool.full_ones_changed(), agrees)?;
                 }
-                self.pool = self.pool.changed();
+                self.pool = self.pool.with_changed_limit();
                 self.on(cases, TraceShape::ANY, agrees)
             }
             Property::KeepsWhatMatters => {
                 for instance in (self.pool.make)().into_iter().filter(|_| self.difference.is_none())
                 {
-                    self.awaited(async |subject| nothing_vanishes(subject, instance, false).await)?;
+                    self.once_async(async |subject| {
+                        nothing_vanishes(subject, instance, false).await
+                    })?;
                 }
                 let shape = TraceShape { requests: 20, ..TraceShape::FORWARD };
                 self.on(cases, shape, nothing_leaks)
@@ -439,7 +443,7 @@ impl<A: Algorithm + 'static> LawTrial<'_, A> {
                 if self.difference.is_none() {
                     for instance in (self.pool.make)() {
                         let limits = [limit("kept", instance)];
-                        self.awaited(async |subject| {
+                        self.once_async(async |subject| {
                             its_own_clock_keeps_time(subject, &limits, &[]).await
                         })?;
                     }
@@ -505,7 +509,7 @@ impl<A: Algorithm + 'static> LawTrial<'_, A> {
     }
 
     /// As `once`, for an async law.
-    fn awaited(&self, law: impl AsyncFnOnce(&Subject<'_, A>) -> LawResult) -> CaseResult {
+    fn once_async(&self, law: impl AsyncFnOnce(&Subject<'_, A>) -> LawResult) -> CaseResult {
         self.once(|subject| subject.block_on(law(subject)))
     }
 

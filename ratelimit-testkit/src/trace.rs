@@ -11,7 +11,7 @@ pub(crate) mod text;
 pub(crate) struct Trace<A> {
     /// The limits. Of several with one name, each is what the limit was changed to.
     pub(crate) limits: Vec<Limit<A>>,
-    /// The limits in the words of a policy document, or of their harness.
+    /// The limits as text, as a policy document or their harness has them.
     pub(crate) texts: Vec<String>,
     pub(crate) requests: Vec<TraceRequest>,
 }

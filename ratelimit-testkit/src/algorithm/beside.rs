@@ -122,7 +122,7 @@ struct OpenReservation {
 }
 
 impl<A: Algorithm> Settling<'_, A> {
-    fn left(&self, state: Option<&A::State>, now: Timestamp) -> u64 {
+    fn remaining(&self, state: Option<&A::State>, now: Timestamp) -> u64 {
         self.limit.step(state, now, 0).decision.remaining
     }
 
@@ -154,7 +154,7 @@ impl<A: Algorithm> Settling<'_, A> {
         let OpenReservation { reservation, used: before } = &self.open[place];
         let used = if *before == reservation.cost { used } else { 0 };
         let (cost, reserved, before) = (reservation.cost + more, reservation.cost, *before);
-        let left = self.left(self.kept.as_ref(), now);
+        let left = self.remaining(self.kept.as_ref(), now);
         let record = self.limit.record(self.kept.as_ref(), now, more, Some(reservation));
         self.charge(now, more, used)?;
         let reservation = Reservation { cost, ..record };
@@ -204,7 +204,7 @@ pub(crate) fn settlements_create_nothing<H: AlgorithmHarness>(
         }
         nth += 1;
         let (now, open) = (walk.latest, settling.open.len());
-        let cost = cost.min(settling.left(settling.kept.as_ref(), now));
+        let cost = cost.min(settling.remaining(settling.kept.as_ref(), now));
         let used = [cost, cost / 2, 0, 0][nth % 4];
         match op {
             Op::Refund if open > 0 => settling.settle(now, nth % open),
@@ -217,8 +217,8 @@ pub(crate) fn settlements_create_nothing<H: AlgorithmHarness>(
         for us in [0, 1, walk.scale.unit_us, walk.scale.full_us / 2] {
             let Some(at) = later(now, us) else { continue };
             let Some(then) = later(at, tick_us) else { continue };
-            let left = settling.left(settling.kept.as_ref(), at);
-            let most = settling.left(settling.of_used.as_ref(), then);
+            let left = settling.remaining(settling.kept.as_ref(), at);
+            let most = settling.remaining(settling.of_used.as_ref(), then);
             ensure(left <= most, || {
                 format!(
                     "after {op:?} at {now} {left} are left at {at}, and {most} if what was used had been charged alone, \

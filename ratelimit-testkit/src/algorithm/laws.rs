@@ -379,7 +379,7 @@ pub(crate) fn changing_a_limit_is_safe<H: AlgorithmHarness>(
         };
         let hint = "as it says of drained keys; if it can take longer from empty, say so in \
                     `AlgorithmHarness::recovers_within_us`";
-        let longest = longest.get_or_insert_with(|| Longest::of::<H>(new.algorithm(), at));
+        let longest = longest.get_or_insert_with(|| Longest::measure::<H>(new.algorithm(), at));
         for cost in [0, 1, capacity.div_ceil(2), capacity] {
             let got = new.step(state, at, cost).decision;
             ensure(got.remaining <= got.limit, || message("has more left than its limit", &got))?;
@@ -426,7 +426,7 @@ impl<S: Clone> Longest<S> {
     /// Takes the time from the harness or measures it on drained keys: by one charge, by one forced
     /// charge, and by as many charges as the limit admits. Each measurement begins where the one
     /// before has recovered, because windows begin there.
-    fn of<H: AlgorithmHarness<Algorithm: Algorithm<State = S>>>(
+    fn measure<H: AlgorithmHarness<Algorithm: Algorithm<State = S>>>(
         limit: &H::Algorithm,
         at: Timestamp,
     ) -> Self {

@@ -48,7 +48,7 @@ impl<'a, A: Algorithm> Walk<'a, A> {
             text: &trace.texts[0],
             other: &trace.limits[last],
             other_text: &trace.texts[last],
-            scale: Scale::of(limit.algorithm(), begin_us),
+            scale: Scale::measure(limit.algorithm(), begin_us),
             state: None,
             latest: Timestamp::ZERO,
             expires: None,
@@ -77,13 +77,13 @@ impl<'a, A: Algorithm> Walk<'a, A> {
         let TraceRequest { at, op, asks, .. } = self.requests.next()?;
         self.latest = self.latest.max(*at);
         let asked = WalkStep { at: *at, op: *op, cost: asks[0].cost };
-        let able = self.stepped(&asked).is_some();
+        let able = self.supported_step(&asked).is_some();
         Some(if able { asked } else { WalkStep { op: Op::Acquire, ..asked } })
     }
 
     /// The step that the algorithm takes from the current state; `None` for an unsupported
     /// operation.
-    fn stepped(&self, WalkStep { at, op, cost }: &WalkStep) -> Option<Step<A::State>> {
+    fn supported_step(&self, WalkStep { at, op, cost }: &WalkStep) -> Option<Step<A::State>> {
         let (algorithm, state) = (self.algorithm(), self.state.as_ref());
         match op {
             Op::Acquire => Some(self.limit.step(state, *at, *cost)),
@@ -95,7 +95,7 @@ impl<'a, A: Algorithm> Walk<'a, A> {
 
     /// The step that the algorithm takes for a supported operation.
     pub(crate) fn step(&self, asked: &WalkStep) -> Step<A::State> {
-        let stepped = self.stepped(asked);
+        let stepped = self.supported_step(asked);
         stepped.unwrap_or_else(|| self.limit.step(self.state.as_ref(), asked.at, asked.cost))
     }
 

@@ -53,7 +53,7 @@ pub(crate) async fn agrees_on<A: Algorithm>(
     now: Now,
 ) -> LawResult {
     let got = subject.answer(limits, request, now).await?;
-    let due = subject.due(pure, limits, request);
+    let due = subject.expected_answer(pure, limits, request);
     let by = if now == Now::Store { ", by the store's own clock, set to that time," } else { "" };
     ensure(got == due, || format!("{request:?}{by} got {got:?}; the pure step says {due:?}"))?;
     if let Ok(got) = &got {
@@ -82,7 +82,7 @@ pub(crate) async fn agrees_on<A: Algorithm>(
         }
         let peek = TraceRequest::one(request.at, Op::Peek, Ask { cost: 0, ..ask.clone() });
         let got = subject.answer(limits, &peek, now).await?;
-        let due = subject.due(pure, limits, &peek);
+        let due = subject.expected_answer(pure, limits, &peek);
         ensure(got == due, || {
             format!("after {request:?}, {peek:?} got {got:?}; the pure step says {due:?}")
         })?;

@@ -26,7 +26,7 @@ pub(crate) async fn it_can_do_what_it_claims(
         let claims = Claims { subject, limits: &limits, text: &instance.text };
         if let Some(lacking) = subject.able.lacks(Capability::needed_by(&instance)) {
             claims
-                .refused(lacking, &TraceRequest { asks: vec![ask(0, "a")], ..acquire(None) })
+                .check_refused(lacking, &TraceRequest { asks: vec![ask(0, "a")], ..acquire(None) })
                 .await?;
             continue;
         }
@@ -52,7 +52,7 @@ struct Claims<'a> {
 impl Claims<'_> {
     async fn made_good(&self) -> LawResult {
         let limit = &self.limits[0];
-        self.done(&acquire(None)).await?;
+        self.check_decided(&acquire(None)).await?;
         if self.subject.able.can(Capability::States) {
             let state = self.subject.store.state(limit, "a").await;
             ensure(state.is_some(), || {
@@ -65,18 +65,18 @@ impl Claims<'_> {
             self.keeps_metadata(state)?;
         }
         for op in [Op::Refund, Op::Force, Op::Reset] {
-            let needed = Capability::of(op);
-            self.tried(needed, &TraceRequest { op, ..acquire(None) }).await?;
+            let needed = Capability::for_op(op);
+            self.check_capability(needed, &TraceRequest { op, ..acquire(None) }).await?;
         }
         let both = TraceRequest { asks: vec![ask(0, "b"), ask(1, "b")], ..acquire(None) };
-        self.tried(Some(Capability::Batches), &both).await?;
+        self.check_capability(Some(Capability::Batches), &both).await?;
         if self.subject.able.can(Capability::Batches) {
             let keys = TraceRequest { asks: vec![ask(0, "c"), ask(0, "d")], ..acquire(None) };
-            self.tried(Some(Capability::SeveralKeys), &keys).await?;
+            self.check_capability(Some(Capability::SeveralKeys), &keys).await?;
         }
         if self.subject.able.can(Capability::PastTimes) {
             let past = Timestamp::saturating_from_us(AT.as_us() - 1);
-            self.done(&TraceRequest { at: past, ..acquire(None) }).await?;
+            self.check_decided(&TraceRequest { at: past, ..acquire(None) }).await?;
         }
         self.reservations().await
     }
@@ -87,11 +87,11 @@ impl Claims<'_> {
             return Ok(());
         }
         let mut reserved = TraceRequest { asks: vec![ask(0, "reserved")], ..acquire(Some(ID)) };
-        self.tried(Some(Capability::Reservations), &reserved).await?;
+        self.check_capability(Some(Capability::Reservations), &reserved).await?;
         if self.subject.able.can(Capability::Reservations) {
             for op in [Op::Renew, Op::Settle] {
                 reserved.op = op;
-                self.done(&reserved).await?;
+                self.check_decided(&reserved).await?;
             }
         }
         Ok(())
@@ -112,20 +112,24 @@ impl Claims<'_> {
     }
 
     /// Checks that the store supports what it claims and refuses what it lacks.
-    async fn tried(&self, needed: Option<Capability>, request: &TraceRequest) -> LawResult {
+    async fn check_capability(
+        &self,
+        needed: Option<Capability>,
+        request: &TraceRequest,
+    ) -> LawResult {
         match needed.filter(|needed| !self.subject.able.can(*needed)) {
-            None => self.done(request).await,
-            Some(lacking) => self.refused(lacking, request).await,
+            None => self.check_decided(request).await,
+            Some(lacking) => self.check_refused(lacking, request).await,
         }
     }
 
-    async fn said(&self, request: &TraceRequest) -> Result<Said, String> {
+    async fn answer(&self, request: &TraceRequest) -> Result<Said, String> {
         self.subject.answer(self.limits, request, Now::At(request.at)).await
     }
 
-    async fn done(&self, request: &TraceRequest) -> LawResult {
-        let said = self.said(request).await?;
-        let needed = Capability::of(request.op)
+    async fn check_decided(&self, request: &TraceRequest) -> LawResult {
+        let said = self.answer(request).await?;
+        let needed = Capability::for_op(request.op)
             .map_or(String::new(), |needed| format!(", or lack {needed:?} in its harness"));
         ensure(said.is_ok(), || {
             format!(
@@ -136,8 +140,8 @@ impl Claims<'_> {
         })
     }
 
-    async fn refused(&self, lacking: Capability, request: &TraceRequest) -> LawResult {
-        let said = self.said(request).await?;
+    async fn check_refused(&self, lacking: Capability, request: &TraceRequest) -> LawResult {
+        let said = self.answer(request).await?;
         let refused = matches!(said, Err((ErrorKind::Unsupported | ErrorKind::CrossSlot, _)));
         ensure(refused, || {
             format!(

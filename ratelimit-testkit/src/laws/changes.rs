@@ -48,7 +48,7 @@ struct Turns<'s, 'a> {
 }
 
 impl Turns<'_, '_> {
-    async fn said(
+    async fn answer(
         &self,
         (op, limit): (Op, usize),
         key: &str,
@@ -62,7 +62,7 @@ impl Turns<'_, '_> {
 
     async fn decision(&self, of: (Op, usize), key: &str, cost: u64) -> Result<Decision, String> {
         let failed = |(_, error)| format!("{of:?} of {key:?} failed: {error}");
-        Ok(*self.said(of, key, cost, None).await?.map_err(failed)?.summary())
+        Ok(*self.answer(of, key, cost, None).await?.map_err(failed)?.summary())
     }
 
     /// What remains of a key under each of the limits.
@@ -107,13 +107,13 @@ pub(crate) async fn two_limits_in_turn_admit_their_sum(
     if pair[0].can_reserve() && subject.able.can(Capability::Reservations) {
         let id = Some(ReservationId::new(7));
         let failed = |(_, error)| format!("{}: {error}", of());
-        let _ = turns.said((Op::Acquire, 0), "b", 2, id).await?.map_err(failed)?;
-        let settled = turns.said((Op::Settle, 1), "b", 0, id).await?;
+        let _ = turns.answer((Op::Acquire, 0), "b", 2, id).await?.map_err(failed)?;
+        let settled = turns.answer((Op::Settle, 1), "b", 0, id).await?;
         let left = turns.remaining("b").await?;
         ensure(settled.is_err() && left == [capacities[0] - 2, capacities[1]], || {
             format!("{}: the other limit settles, {settled:?}, which leaves {left:?}", of())
         })?;
-        let _ = turns.said((Op::Settle, 0), "b", 0, id).await?.map_err(failed)?;
+        let _ = turns.answer((Op::Settle, 0), "b", 0, id).await?.map_err(failed)?;
         let left = turns.remaining("b").await?;
         ensure(left == capacities, || format!("{}: its settlement leaves {left:?}", of()))?;
     }

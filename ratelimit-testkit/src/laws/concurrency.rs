@@ -72,13 +72,13 @@ pub(crate) fn many_tasks_are_admitted_at_the_stores_own_time(
     pair: [Scope; 2],
 ) -> LawResult {
     let slow = limits_of(pair, "slow", [29, 37], MONTH_US);
-    let time = Time::of(subject.store.clock());
+    let time = Time::from_clock(subject.store.clock());
     let run = subject.block_on(RunningStore::begin(subject, &slow, time))?;
     let together = subject.able.can(Capability::Batches);
     let rush = Rush { subject, limits: &slow, together, now: Now::Store };
     let admitted = rush.admitted(|| {}, |_| None)?;
     // If a window ended during the run, or the run took hours, more may have been admitted.
-    if run.is_steady(&run.passed()) {
+    if run.is_steady(&run.elapsed()) {
         rush.is_exact(admitted)?;
     }
     if !subject.able.can(Capability::TimesInOrder) {

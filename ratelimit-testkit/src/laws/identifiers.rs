@@ -56,19 +56,21 @@ const LENGTHS: [usize; 8] = [16, 32, 64, 128, 129, 255, 1_000, 100_000];
 /// Keys that a store which resets by pattern would take for patterns.
 const PATTERNS: [&str; 6] = ["*", "?*", "[a-z]", "a%", "_", ".*"];
 
-/// Names of limits: the first has all identifiers. Some make one text with a separator and a key
-/// that the first makes with another key, some swap with a key, and two differ in the last byte
-/// that a name may have.
+/// Names of limits: the first has all identifiers.
 const NAMES: [&str; 11] = [
     "l",
+    // `l` + `0:x` and `l0` + `:x` join to the same text.
     "l0",
     "L",
+    // Separators.
     "l.a",
     "l_a",
     "l-a",
+    // Keys, too: name and key may be swapped.
     "0",
     "00",
     ".",
+    // They differ in the last byte that a name may have.
     "a_name-may-have-64-bytes-of-which-only.the.last.one.tells.them-0",
     "a_name-may-have-64-bytes-of-which-only.the.last.one.tells.them-1",
 ];
@@ -111,7 +113,7 @@ pub(crate) async fn two_identifiers_never_meet<A: Algorithm + Clone>(
     let all = identifiers().into_iter().map(|key| Ask { limit: 0, key, cost: 0 });
     let asks: Vec<Ask> = all.chain((1..limits.len()).flat_map(few)).collect();
     for some in asks.chunks(AT_ONCE) {
-        let charged = some.iter().map(|one| asked.of(one, Op::Acquire, capacity));
+        let charged = some.iter().map(|one| asked.ask(one, Op::Acquire, capacity));
         let charged = join_all(charged).await;
         for (charged, one) in charged.into_iter().zip(some) {
             let charged = charged?;
@@ -121,11 +123,11 @@ pub(crate) async fn two_identifiers_never_meet<A: Algorithm + Clone>(
         }
     }
     for some in asks.chunks(AT_ONCE) {
-        let left = join_all(some.iter().map(|one| asked.of(one, Op::Peek, 1))).await;
+        let left = join_all(some.iter().map(|one| asked.ask(one, Op::Peek, 1))).await;
         for (left, one) in left.into_iter().zip(some) {
             let left = left?;
             ensure(!left.allowed, || {
-                format!("{} was used up, and is not: its state was lost", asked.shown(one))
+                format!("{} was used up, and is not: its state was lost", asked.describe(one))
             })?;
         }
     }
@@ -133,14 +135,14 @@ pub(crate) async fn two_identifiers_never_meet<A: Algorithm + Clone>(
         return Ok(());
     }
     for pattern in PATTERNS {
-        asked.of(&Ask { limit: 0, key: pattern.to_owned(), cost: 0 }, Op::Reset, 0).await?;
+        asked.ask(&Ask { limit: 0, key: pattern.to_owned(), cost: 0 }, Op::Reset, 0).await?;
     }
     for one in asks.iter().filter(|ask| ask.limit > 0 || !PATTERNS.contains(&&*ask.key)) {
-        let left = asked.of(one, Op::Peek, 1).await?;
+        let left = asked.ask(one, Op::Peek, 1).await?;
         ensure(!left.allowed, || {
             format!(
                 "{} was used up, and is not after a reset of {PATTERNS:?}: the store resets by patterns",
-                asked.shown(one)
+                asked.describe(one)
             )
         })?;
     }
@@ -154,13 +156,13 @@ struct Asked<'a, A: Algorithm> {
 }
 
 impl<A: Algorithm> Asked<'_, A> {
-    async fn of(&self, ask: &Ask, op: Op, cost: u64) -> Result<Decision, String> {
+    async fn ask(&self, ask: &Ask, op: Op, cost: u64) -> Result<Decision, String> {
         let request = TraceRequest::one(AT, op, Ask { cost, ..ask.clone() });
         Ok(*self.subject.ask(self.limits, &request, Now::At(AT)).await?.summary())
     }
 
     /// An identifier, shortened if it is long.
-    fn shown(&self, ask: &Ask) -> String {
+    fn describe(&self, ask: &Ask) -> String {
         let (name, key) = (self.limits[ask.limit].name(), &ask.key);
         let begin: String = key.chars().take(40).collect();
         format!("{begin:?} ({} bytes) of limit {name}", key.len())
@@ -170,15 +172,15 @@ impl<A: Algorithm> Asked<'_, A> {
     async fn meets(&self, asks: &[Ask], found: &Ask, capacity: u64) -> LawResult {
         let others = asks.iter().take_while(|other| *other != found);
         for other in others.filter(|_| self.subject.able.can(Capability::Reset)) {
-            self.of(other, Op::Reset, 0).await?;
-            self.of(found, Op::Reset, 0).await?;
-            self.of(other, Op::Acquire, capacity).await?;
-            let apart = self.of(found, Op::Acquire, capacity).await?.allowed;
+            self.ask(other, Op::Reset, 0).await?;
+            self.ask(found, Op::Reset, 0).await?;
+            self.ask(other, Op::Acquire, capacity).await?;
+            let apart = self.ask(found, Op::Acquire, capacity).await?.allowed;
             ensure(apart, || {
-                format!("{} shares its state with {}", self.shown(found), self.shown(other))
+                format!("{} shares its state with {}", self.describe(found), self.describe(other))
             })?;
         }
-        let found = self.shown(found);
+        let found = self.describe(found);
         Err(format!(
             "{found} was never used, and something of it is, among many that are asked at once"
         ))

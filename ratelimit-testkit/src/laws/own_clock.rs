@@ -42,7 +42,7 @@ pub(crate) async fn decides_by_its_own_clock<A: Algorithm>(
     let able = subject.able;
     let can = |request: &TraceRequest| {
         let by_id = request.id.map(|_| Capability::Reservations);
-        Capability::of(request.op).into_iter().chain(by_id).all(|needed| able.can(needed))
+        Capability::for_op(request.op).into_iter().chain(by_id).all(|needed| able.can(needed))
     };
     let changes = changes_of_a_full_limit(at, trace.limits[0].algorithm().capacity());
     for request in changes.into_iter().filter(can) {
@@ -118,7 +118,7 @@ pub(crate) async fn its_own_clock_keeps_time<A: Algorithm>(
     limits: &[Limit<A>],
     short: &[Limit<A>],
 ) -> LawResult {
-    let time = Time::of(subject.store.clock());
+    let time = Time::from_clock(subject.store.clock());
     let ask = |limits: &[Limit<A>], op, cost: fn(&A) -> u64| {
         let ask = |(limit, of): (usize, &Limit<A>)| Ask {
             limit,
@@ -206,7 +206,7 @@ pub(crate) enum Time {
 }
 
 impl Time {
-    pub(crate) fn of(clock: StoreClock) -> Self {
+    pub(crate) fn from_clock(clock: StoreClock) -> Self {
         match clock {
             StoreClock::Real => Self::Real(Instant::now()),
             StoreClock::Settable(set) => {

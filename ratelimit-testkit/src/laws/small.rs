@@ -101,7 +101,7 @@ impl TraceWalk<'_> {
             }
             // Every beginning is a trace of its own.
             let got = self.subject.answer(self.limits, &request, Now::At(request.at)).await?;
-            let due = self.subject.due(&pure, self.limits, &request);
+            let due = self.subject.expected_answer(&pure, self.limits, &request);
             ensure(got == due, || format!("{request:?} got {got:?}; the pure step says {due:?}"))?;
         }
         Ok(())

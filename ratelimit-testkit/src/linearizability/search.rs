@@ -36,7 +36,7 @@ pub(super) fn search<A: Algorithm<State: PartialEq>>(
 }
 
 /// When a request was answered. One whose answer is unknown may take effect at any later time.
-fn answered(event: &Event) -> u64 {
+fn answer_time(event: &Event) -> u64 {
     if event.is_indeterminate() { u64::MAX } else { event.answered }
 }
 
@@ -170,11 +170,11 @@ impl<A: Algorithm<State: PartialEq>> Search<'_, A> {
     /// tenth of the steps.
     fn next(&self, come: u128) -> Vec<usize> {
         let left = || (0..self.events.len()).filter(|position| come & (1 << position) == 0);
-        let first_answer = left().map(|position| answered(self.events[position])).min();
+        let first_answer = left().map(|position| answer_time(self.events[position])).min();
         let by = first_answer.unwrap_or(u64::MAX);
         let mut next: Vec<_> =
             left().filter(|position| self.events[*position].asked < by).collect();
-        next.sort_unstable_by_key(|position| answered(self.events[*position]));
+        next.sort_unstable_by_key(|position| answer_time(self.events[*position]));
         next
     }
 
@@ -211,13 +211,13 @@ impl<A: Algorithm<State: PartialEq>> Search<'_, A> {
         let times = self.times[begin..].iter().take_while(move |time| **time <= to);
         let decided = times.filter_map(move |now| {
             let mut view = EventView { event, kept: kept.clone() };
-            let answer = self.decided(&mut view, *now);
+            let answer = self.decide_event(&mut view, *now);
             (unknown || answer == event.answer).then_some(view.kept)
         });
         unknown.then(|| kept.clone()).into_iter().chain(decided)
     }
 
-    fn decided(
+    fn decide_event(
         &self,
         view: &mut EventView<'_, A::State>,
         now: Timestamp,

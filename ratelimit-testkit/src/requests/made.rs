@@ -68,7 +68,7 @@ pub(crate) struct LimitDraft {
 }
 
 impl LimitDraft {
-    pub(crate) fn built(&self, changed: bool) -> Limit<AnyAlgorithm> {
+    pub(crate) fn build(&self, changed: bool) -> Limit<AnyAlgorithm> {
         let limit = self.instances[usize::from(changed)].clone().named(&self.name);
         let mut limit = limit.by(&self.by).expect("plain names");
         limit = if self.required { limit.required() } else { limit };

@@ -49,7 +49,7 @@ impl<'l> Model<'l> {
     }
 
     /// What a request must be told. Changes the states as it does.
-    pub(crate) fn due(&mut self, asked: &AskedRequest) -> Due {
+    pub(crate) fn expect(&mut self, asked: &AskedRequest) -> Due {
         let refused = |kind, names| Due::Refused { kind, names };
         let limits = self.limits;
         let (mut given, _) = asked.costs.parts();
@@ -74,14 +74,14 @@ impl<'l> Model<'l> {
             let names = enforced.map(|limit| limit.name.clone()).collect();
             return refused(ErrorKind::Invalid, names);
         }
-        let decided = match self.decided(&applying(false).collect::<Vec<_>>(), asked) {
+        let decided = match self.decide_together(&applying(false).collect::<Vec<_>>(), asked) {
             Ok(decided) => decided,
             Err(refused) => return refused,
         };
         let allowed = decided.iter().all(|(_, one, _)| one.allowed);
         let mut shadow = Vec::new();
         for limit in applying(true).filter(|_| allowed) {
-            if let Ok(one) = self.decided(&[limit], asked) {
+            if let Ok(one) = self.decide_together(&[limit], asked) {
                 shadow.extend(one.into_iter().map(|(name, one, _)| (name, one)));
             }
         }
@@ -89,11 +89,15 @@ impl<'l> Model<'l> {
     }
 
     /// The decisions of limits that are charged together or not at all.
-    fn decided(&mut self, limits: &[&LimitDraft], asked: &AskedRequest) -> Result<Vec<Named>, Due> {
+    fn decide_together(
+        &mut self,
+        limits: &[&LimitDraft],
+        asked: &AskedRequest,
+    ) -> Result<Vec<Named>, Due> {
         let mut stepped = Vec::new();
         let mut known = limits.is_empty() || asked.op != Op::Settle;
         for limit in limits {
-            let one = self.stepped(limit, asked)?;
+            let one = self.step_limit(limit, asked)?;
             known |= one.reservation.is_some();
             stepped.push(one);
         }
@@ -137,8 +141,8 @@ impl<'l> Model<'l> {
         Ok(decided)
     }
 
-    fn stepped(&self, limit: &LimitDraft, asked: &AskedRequest) -> Result<Stepped, Due> {
-        let built = limit.built(asked.changed);
+    fn step_limit(&self, limit: &LimitDraft, asked: &AskedRequest) -> Result<Stepped, Due> {
+        let built = limit.build(asked.changed);
         let algorithm = built.algorithm();
         let key = (limit.name.clone(), asked.caller.key(limit).expect("it applies"));
         let (cost, now) = (asked.costs.get(&limit.name), asked.at);

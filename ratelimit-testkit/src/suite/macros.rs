@@ -100,7 +100,7 @@ macro_rules! __tests {
             );
         }
     };
-    (@scopes [of($kind:ident)]) => { $crate::Scope::of($crate::AlgorithmKind::$kind) };
+    (@scopes [of($kind:ident)]) => { $crate::Scope::for_kind($crate::AlgorithmKind::$kind) };
     (@scopes [Mixed]) => { [$crate::Scope::Mixed] };
     (@scopes [Reservations]) => { [$crate::Scope::Reservations] };
     (@scopes [$all:ident]) => { $crate::Scope::$all() };

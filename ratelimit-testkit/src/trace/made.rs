@@ -283,7 +283,7 @@ fn ops(able: Able, many: bool) -> impl Strategy<Value = (Op, Option<ReservationI
 
 impl<A: Algorithm + 'static> Pool<A> {
     /// Two limits of one name: the first is changed to the second.
-    pub(crate) fn changed(self) -> Self {
+    pub(crate) fn with_changed_limit(self) -> Self {
         Self { some: [2, 2], changed: true, ..self }
     }
 
@@ -389,7 +389,7 @@ impl<A: Algorithm + 'static> Pool<A> {
             limits.push(limit(&format!("l{name}"), instance));
         }
         let scales: Vec<_> =
-            limits.iter().map(|limit| Scale::of(limit.algorithm(), begin_us)).collect();
+            limits.iter().map(|limit| Scale::measure(limit.algorithm(), begin_us)).collect();
         let pure = PureStore::new();
         // An algorithm may panic; a law finds that.
         let answer = |limits: &[Limit<A>], request: &TraceRequest| {
@@ -477,7 +477,7 @@ pub(crate) struct Scale {
 }
 
 impl Scale {
-    pub(crate) fn of<A: Algorithm>(algorithm: &A, begin_us: u64) -> Self {
+    pub(crate) fn measure<A: Algorithm>(algorithm: &A, begin_us: u64) -> Self {
         let (capacity, begin) = (algorithm.capacity(), Timestamp::saturating_from_us(begin_us));
         let left = algorithm.step(None, begin, 0).decision.remaining;
         let reset_us = |cost| algorithm.step(None, begin, cost).decision.reset_after_us;

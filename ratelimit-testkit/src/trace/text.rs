@@ -124,7 +124,8 @@ fn read_request<A: Algorithm>(line: &str, limits: &[Limit<A>]) -> Result<TraceRe
     let mut request = TraceRequest { at, op, asks: Vec::new(), id: None };
     loop {
         let cost = rest.word().and_then(|cost| cost.parse().ok()).ok_or_else(|| wrong(such_as))?;
-        let key = rest.after("of ").and_then(|()| rest.quoted()).ok_or_else(|| wrong(such_as))?;
+        let key =
+            rest.after("of ").and_then(|()| rest.parse_quoted()).ok_or_else(|| wrong(such_as))?;
         let first = limits.first().ok_or_else(|| wrong("no line before it names a limit"))?;
         let name = rest.after("in ").map_or(Some(first.name()), |()| rest.word());
         let named = limits.iter().rposition(|limit| Some(limit.name()) == name);
@@ -175,7 +176,7 @@ impl<'l> Rest<'l> {
     }
 
     /// Consumes a quoted text, as `Debug` writes it.
-    fn quoted(&mut self) -> Option<String> {
+    fn parse_quoted(&mut self) -> Option<String> {
         let mut chars = self.0.trim_start().strip_prefix('"')?.chars();
         let mut text = String::new();
         loop {
@@ -233,7 +234,9 @@ mod tests {
     #[test]
     fn any_trace_is_read_from_its_own_text() {
         let pool = |scope: Scope| scope.pool(Able::ALL);
-        for pool in [pool(Scope::Mixed), pool(Scope::Reservations), pool(Scope::Mixed).changed()] {
+        for pool in
+            [pool(Scope::Mixed), pool(Scope::Reservations), pool(Scope::Mixed).with_changed_limit()]
+        {
             let traces = pool.traces(TraceShape::ANY);
             let config = Config { failure_persistence: None, ..Config::with_cases(128) };
             let outcome = TestRunner::new(config).run(&traces, |trace| {

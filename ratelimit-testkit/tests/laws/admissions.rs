@@ -21,7 +21,7 @@ const ALGORITHMS: [&str; 8] = [
 /// What a store admits of requests, each so much later than the one before and at a cost. Its clock
 /// and its answers take up to `slow_us`. A racy store reads the state from before the last `stale`
 /// requests.
-fn admitted(
+fn admit_over(
     algorithm: AnyAlgorithm,
     asks: &[(u64, u64)],
     slow_us: u64,
@@ -52,7 +52,7 @@ proptest! {
         slow_us in prop_oneof![Just(0), 1..500_000_u64],
     ) {
         for text in ALGORITHMS {
-            admitted(text.parse().expect(text), &asks, slow_us, 0).check().expect("sound");
+            admit_over(text.parse().expect(text), &asks, slow_us, 0).check().expect("sound");
         }
     }
 }
@@ -64,9 +64,9 @@ fn a_racy_store_is_caught_with_each_algorithm() {
     for text in ALGORITHMS {
         let algorithm: AnyAlgorithm = text.parse().expect(text);
         for slow_us in [0, 10_000] {
-            admitted(algorithm, &asks, slow_us, 0).check().expect("sound");
+            admit_over(algorithm, &asks, slow_us, 0).check().expect("sound");
             let stale = usize::try_from(algorithm.capacity()).expect("few");
-            let caught = admitted(algorithm, &asks, slow_us, stale).check().expect_err(text);
+            let caught = admit_over(algorithm, &asks, slow_us, stale).check().expect_err(text);
             assert!(caught.to_string().contains(&algorithm.to_string()), "{caught}");
         }
     }

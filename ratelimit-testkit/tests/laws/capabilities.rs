@@ -60,7 +60,7 @@ fn a_store_that_lacks_what_it_claims_is_caught() {
         (&[GCRA], gcra, "under gcra 3/h burst 3"),
         (&[Capability::Metadata], log, "lacks Metadata"),
     ] {
-        let message = claims_failure(&Sound::of(Some(Flaw::Cannot(lacks))), scope);
+        let message = claims_failure(&Sound::with_flaw(Some(Flaw::Cannot(lacks))), scope);
         assert!(message.contains(says), "{lacks:?}: {message}");
     }
 }
@@ -77,7 +77,7 @@ fn a_store_that_supports_what_it_claims_to_lack_is_caught() {
 }
 
 /// The output of this test binary for the tests of this name in this file.
-fn printed(tests: &str) -> String {
+fn output_of_tests(tests: &str) -> String {
     let this = std::env::current_exe().expect("a test binary");
     let output =
         Command::new(this).arg(format!("capabilities::{tests}")).output().expect("it runs");
@@ -93,18 +93,18 @@ fn each_skipped_test_says_so_by_its_name() {
         ("increment_first::agrees_on::reservations", "Reservations"),
     ] {
         let line = format!("capabilities::{test} is skipped: the store lacks {says}\n");
-        assert!(printed(test).contains(&line), "{}", printed(test));
+        assert!(output_of_tests(test).contains(&line), "{}", output_of_tests(test));
     }
-    let lines = printed("increment_first::it_can_do_what_it_claims");
+    let lines = output_of_tests("increment_first::it_can_do_what_it_claims");
     assert!(
         lines.contains("the store lacks [Refund, Force, Reservations, Admissions, Changes"),
         "{lines}"
     );
-    assert_eq!(printed("one_by_one::two_identifiers_never_meet"), "");
+    assert_eq!(output_of_tests("one_by_one::two_identifiers_never_meet"), "");
 }
 
 /// Checks that a failure's case fails again when it is pasted, and passes in a sound store.
-fn pasted<H: Harness>(property: Property, scope: Scope) -> String {
+fn paste_case<H: Harness>(property: Property, scope: Scope) -> String {
     let failure = try_same(&H::new(), property, scope, 256).expect_err("it is wrong");
     if !failure.case.is_empty() {
         let case = failure.case.clone();
@@ -119,18 +119,18 @@ fn pasted<H: Harness>(property: Property, scope: Scope) -> String {
 
 #[test]
 fn a_case_is_shown_in_words_and_can_be_pasted() {
-    let message = pasted::<WaitsOneShort>(Property::Agrees, Scope::Mixed);
+    let message = paste_case::<WaitsOneShort>(Property::Agrees, Scope::Mixed);
     assert!(message.contains("regression::<MyHarness>(Property::Agrees, r"), "{message}");
     for internal in ["Refill", "token_units", "window_us", "Entries", "Ask {", "Request {"] {
         assert!(!message.contains(internal), "{message}");
     }
-    let message = pasted::<KeepsTheOldLimit>(Property::AgreesAfterAChange, Scope::Mixed);
+    let message = paste_case::<KeepsTheOldLimit>(Property::AgreesAfterAChange, Scope::Mixed);
     assert!(message.matches("limit l0: ").count() > 1, "{message}");
-    let message = pasted::<ChargesAgain>(Property::Agrees, Scope::Reservations);
+    let message = paste_case::<ChargesAgain>(Property::Agrees, Scope::Reservations);
     assert!(message.contains(" under 0000"), "{message}");
     // The smallest traces are no text to paste, and are named all the same.
     for kind in AlgorithmKind::ALL {
-        let message = pasted::<WaitsOneShort>(Property::Agrees, Scope::One(kind));
+        let message = paste_case::<WaitsOneShort>(Property::Agrees, Scope::One(kind));
         assert!(message.contains(&format!("limit tiny: {kind} ")), "{message}");
     }
 }

@@ -12,7 +12,7 @@ const DAY_US: u64 = 86_400 * SECOND_US;
 /// and what remains afterwards; `None` if it is denied.
 type Story<'s> = &'s [(usize, Op, Option<u128>, u64, u64, Option<u64>)];
 
-fn told(limits: &[&str], requests: Story<'_>) {
+fn check_story(limits: &[&str], requests: Story<'_>) {
     let limits: Vec<_> = limits.iter().map(|words| limit("l", words)).collect();
     let store = PureStore::new();
     for asked @ (place, op, id, cost, at_us, due) in requests {
@@ -26,7 +26,7 @@ fn told(limits: &[&str], requests: Story<'_>) {
 #[test]
 fn a_settlement_after_a_change_gives_back_what_was_charged_and_no_more() {
     use Op::{Acquire, Settle};
-    told(
+    check_story(
         &["gcra 10/s burst 40", "gcra 1/h burst 40"],
         &[
             (0, Acquire, Some(1), 30, 0, Some(10)),
@@ -37,7 +37,7 @@ fn a_settlement_after_a_change_gives_back_what_was_charged_and_no_more() {
         ],
     );
     // The other way round: an hour was charged, and 100 ms are what the limit counts.
-    told(
+    check_story(
         &["gcra 1/h burst 40", "gcra 10/s burst 40"],
         &[
             (0, Acquire, Some(1), 30, 0, Some(10)),
@@ -48,7 +48,7 @@ fn a_settlement_after_a_change_gives_back_what_was_charged_and_no_more() {
     );
     // The burst is halved: what lay beyond it is lost, and is not given back from what others are
     // charged.
-    told(
+    check_story(
         &["gcra 10/s burst 80", "gcra 10/s burst 40"],
         &[
             (0, Acquire, Some(1), 50, 0, Some(30)),
@@ -59,7 +59,7 @@ fn a_settlement_after_a_change_gives_back_what_was_charged_and_no_more() {
         ],
     );
     // The same numbers give back all of it.
-    told(
+    check_story(
         &["gcra 3/s burst 10", "gcra 3/s burst 20"],
         &[(0, Acquire, Some(1), 7, 0, Some(3)), (1, Settle, Some(1), 2, 1, Some(18))],
     );
@@ -69,7 +69,7 @@ fn a_settlement_after_a_change_gives_back_what_was_charged_and_no_more() {
 #[test]
 fn a_window_that_is_paid_is_not_given_back_once_more_under_a_smaller_limit() {
     use Op::{Acquire, Settle};
-    told(
+    check_story(
         &["fixed-window 100/m", "fixed-window 10/m"],
         &[
             (0, Acquire, Some(1), 60, 0, Some(40)),
@@ -84,7 +84,7 @@ fn a_window_that_is_paid_is_not_given_back_once_more_under_a_smaller_limit() {
 fn an_extension_in_a_new_window_is_given_back_there() {
     use Op::{Acquire, Extend, Settle};
     let (evening, midnight) = (DAY_US - SECOND_US, DAY_US);
-    told(
+    check_story(
         &["fixed-window 20000/d"],
         &[
             (0, Acquire, Some(1), 64, evening, Some(19_936)),
@@ -93,7 +93,7 @@ fn an_extension_in_a_new_window_is_given_back_there() {
         ],
     );
     // Of a bucket, less what has refilled since the extension, not since the beginning.
-    told(
+    check_story(
         &["gcra 1/s burst 100"],
         &[
             (0, Acquire, Some(1), 10, 0, Some(90)),

@@ -154,41 +154,44 @@ fn event(op: Op, asked: u64, answered: u64, remaining: u64) -> Event {
     Event { op, asks, id: None, asked, answered, clock: [BEGIN; 2], answer: Ok(vec![decision]) }
 }
 
-fn explained(events: Vec<Event>) -> bool {
+fn is_linearizable(events: Vec<Event>) -> bool {
     let limits = limits();
     History { limits: &limits, events, times: vec![BEGIN] }.explain().is_ok_and(|decided| decided)
 }
 
 /// A request whose answer is unknown, because it was lost or the future was dropped.
-fn lost(asked: u64) -> Event {
+fn lost_request(asked: u64) -> Event {
     Event { answer: Err(ErrorKind::Indeterminate), ..event(Op::Acquire, asked, asked + 1, 4) }
 }
 
 #[test]
 fn a_request_without_an_answer_takes_effect_once_at_any_later_time_or_never() {
     let charge = |asked, remaining| event(Op::Acquire, asked, asked + 1, remaining);
-    assert!(explained(vec![lost(0), charge(2, 4), charge(4, 3)]), "never");
-    assert!(explained(vec![lost(0), charge(2, 3), charge(4, 2)]), "at once");
+    assert!(is_linearizable(vec![lost_request(0), charge(2, 4), charge(4, 3)]), "never");
+    assert!(is_linearizable(vec![lost_request(0), charge(2, 3), charge(4, 2)]), "at once");
     assert!(
-        explained(vec![lost(0), charge(2, 4), charge(4, 2)]),
+        is_linearizable(vec![lost_request(0), charge(2, 4), charge(4, 2)]),
         "after its caller stopped waiting"
     );
-    assert!(!explained(vec![lost(0), charge(2, 3), charge(4, 1)]), "twice");
-    assert!(!explained(vec![charge(0, 3), lost(2), charge(4, 2)]), "before it was asked");
-    assert!(explained(vec![lost(0), lost(2), charge(4, 2), charge(6, 1)]));
+    assert!(!is_linearizable(vec![lost_request(0), charge(2, 3), charge(4, 1)]), "twice");
+    assert!(
+        !is_linearizable(vec![charge(0, 3), lost_request(2), charge(4, 2)]),
+        "before it was asked"
+    );
+    assert!(is_linearizable(vec![lost_request(0), lost_request(2), charge(4, 2), charge(6, 1)]));
 }
 
 #[test]
 fn only_concurrent_requests_may_be_reordered() {
     let first = |asked, answered| event(Op::Acquire, asked, answered, 4);
     let second = |asked, answered| event(Op::Acquire, asked, answered, 3);
-    assert!(explained(vec![first(0, 1), second(2, 3)]));
-    assert!(explained(vec![second(0, 2), first(1, 3)]));
-    assert!(!explained(vec![second(0, 1), first(2, 3)]));
+    assert!(is_linearizable(vec![first(0, 1), second(2, 3)]));
+    assert!(is_linearizable(vec![second(0, 2), first(1, 3)]));
+    assert!(!is_linearizable(vec![second(0, 1), first(2, 3)]));
     // Both have read before either wrote.
-    assert!(!explained(vec![first(0, 2), first(1, 3)]));
+    assert!(!is_linearizable(vec![first(0, 2), first(1, 3)]));
     // A peek may see the state before the charge until the charge has been answered.
-    assert!(explained(vec![first(0, 3), event(Op::Peek, 1, 2, 5)]));
-    assert!(explained(vec![first(0, 3), event(Op::Peek, 1, 2, 4)]));
-    assert!(!explained(vec![first(0, 1), event(Op::Peek, 2, 3, 5)]));
+    assert!(is_linearizable(vec![first(0, 3), event(Op::Peek, 1, 2, 5)]));
+    assert!(is_linearizable(vec![first(0, 3), event(Op::Peek, 1, 2, 4)]));
+    assert!(!is_linearizable(vec![first(0, 1), event(Op::Peek, 2, 3, 5)]));
 }

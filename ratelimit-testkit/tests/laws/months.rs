@@ -79,7 +79,7 @@ impl PerMonth {
     }
 
     /// What was charged in the month of this time, or in a later one that the state knows.
-    fn spent(&self, state: Option<&Spent>, now: Timestamp) -> Spent {
+    fn spending_at(&self, state: Option<&Spent>, now: Timestamp) -> Spent {
         let (begin_us, end_us) = self.month(now);
         let counts = |spent: &&Spent| {
             let again = |spent: &Spent| {
@@ -136,7 +136,7 @@ impl Algorithm for PerMonth {
     }
 
     fn step(&self, state: Option<&Spent>, now: Timestamp, cost: u64) -> Step<Spent> {
-        let spent = self.spent(state, now);
+        let spent = self.spending_at(state, now);
         let allowed = cost <= self.most.saturating_sub(spent.amount);
         let charged = if allowed { cost } else { 0 };
         let after = Spent { amount: spent.amount + charged, ..spent };
@@ -148,7 +148,7 @@ impl Algorithm for PerMonth {
     }
 
     fn charged_at(&self, state: Option<&Spent>, now: Timestamp) -> Timestamp {
-        let begin_us = self.spent(state, now).begin_us;
+        let begin_us = self.spending_at(state, now).begin_us;
         Timestamp::saturating_from_us(begin_us.max(now.as_us()))
     }
 
@@ -159,7 +159,7 @@ impl Algorithm for PerMonth {
         reservation: &Reservation,
         cost: u64,
     ) -> MaybeStep<Self> {
-        let spent = self.spent(state, now);
+        let spent = self.spending_at(state, now);
         let counts = reservation.timestamp.as_us() >= spent.begin_us;
         let back = reservation.cost.saturating_sub(cost);
         let back = if counts || self.wrong == Wrong::SettlesAcross { back } else { 0 };
@@ -243,18 +243,18 @@ twins!(
 
 algorithm_conformance!(sound, Nothing);
 
-fn caught<T: AlgorithmHarness>(by: Property) {
+fn check_is_caught<T: AlgorithmHarness>(by: Property) {
     let failure = try_same_algorithm::<T>(by, T::CASES).expect_err(std::any::type_name::<T>());
     assert_eq!(failure.law, by.law(), "{failure}");
 }
 
 #[test]
 fn a_calendar_that_is_wrong_on_some_days_is_caught_there() {
-    caught::<NoLeapYears>(Property::NeverAdmitsMoreThanItsBound);
-    caught::<NoCenturies>(Property::NeverAdmitsMoreThanItsBound);
-    caught::<AprilHas31Days>(Property::NeverAdmitsMoreThanItsBound);
-    caught::<IgnoresTheYear>(Property::ExpiredIsAbsent);
-    caught::<SettlesAcross>(Property::AReservationIsSettledOnce);
-    caught::<ExpiresEarly>(Property::ExpiredIsAbsent);
-    caught::<WaitsThirtyDays>(Property::RetryAfterIsHonest);
+    check_is_caught::<NoLeapYears>(Property::NeverAdmitsMoreThanItsBound);
+    check_is_caught::<NoCenturies>(Property::NeverAdmitsMoreThanItsBound);
+    check_is_caught::<AprilHas31Days>(Property::NeverAdmitsMoreThanItsBound);
+    check_is_caught::<IgnoresTheYear>(Property::ExpiredIsAbsent);
+    check_is_caught::<SettlesAcross>(Property::AReservationIsSettledOnce);
+    check_is_caught::<ExpiresEarly>(Property::ExpiredIsAbsent);
+    check_is_caught::<WaitsThirtyDays>(Property::RetryAfterIsHonest);
 }

@@ -14,7 +14,7 @@ fn fixed() -> Limit<AnyAlgorithm> {
 }
 
 /// What a refused request runs into.
-fn named(refusal: &Refusal) -> &'static str {
+fn obstacle(refusal: &Refusal) -> &'static str {
     match refusal {
         Refusal::OtherChecks { reserved, .. } if reserved.as_str() == "gcra,leases" => "others",
         Refusal::UnknownReservation { .. } => "unknown",
@@ -140,7 +140,7 @@ fn reservations_are_settled_with_what_they_were_made_with_and_return_what_still_
             let left = got.as_ref().map(|verdict| {
                 verdict.decisions().iter().map(|one| one.remaining).collect::<Vec<_>>()
             });
-            assert_eq!(left.map_err(named), due.map(<[u64]>::to_vec), "{request:?}: {got:?}");
+            assert_eq!(left.map_err(obstacle), due.map(<[u64]>::to_vec), "{request:?}: {got:?}");
         }
     }
 }

@@ -106,7 +106,7 @@ pub(crate) enum Fold {
 }
 
 impl Fold {
-    fn folded(self, key: &str) -> String {
+    fn fold(self, key: &str) -> String {
         let tag = || key.split_once('{')?.1.split_once('}').map(|(tag, _)| tag);
         match self {
             Self::HashTag => tag().filter(|tag| !tag.is_empty()).unwrap_or(key).to_owned(),
@@ -186,7 +186,7 @@ impl WrongStore {
         self.flaw == Some(flaw)
     }
 
-    fn kept(&self) -> MutexGuard<'_, Kept> {
+    fn contents(&self) -> MutexGuard<'_, Kept> {
         self.kept.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -197,8 +197,8 @@ impl WrongStore {
     fn key(&self, limit: &Limit<AnyAlgorithm>, key: &str) -> Key {
         let (name, state_name) = (limit.name(), limit.state_name());
         match self.flaw {
-            Some(Flaw::FoldsKeys(fold)) => (state_name.to_owned(), fold.folded(key)),
-            Some(Flaw::FoldsNames(fold)) => (fold.folded(name), key.to_owned()),
+            Some(Flaw::FoldsKeys(fold)) => (state_name.to_owned(), fold.fold(key)),
+            Some(Flaw::FoldsNames(fold)) => (fold.fold(name), key.to_owned()),
             Some(Flaw::JoinsKeys(sign)) => (String::new(), format!("{name}{sign}{key}")),
             Some(Flaw::KnowsNamesOnly) => (name.to_owned(), key.to_owned()),
             _ => (state_name.to_owned(), key.to_owned()),
@@ -238,7 +238,7 @@ impl WrongStore {
             Capability::Attempts => any(&|check| check.limit.counts_attempts()),
             Capability::Admissions => any(&|check| !check.limit.counts_attempts()),
             Capability::Algorithm(kind) => {
-                any(&|check| AlgorithmKind::of(check.limit.algorithm()) == kind)
+                any(&|check| AlgorithmKind::from_algorithm(check.limit.algorithm()) == kind)
             }
             Capability::PastTimes => match batch.time() {
                 Now::Store => false,
@@ -249,7 +249,7 @@ impl WrongStore {
             | Capability::TimesInOrder
             | Capability::Changes => false,
             Capability::Refund | Capability::Force | Capability::Reset => {
-                Capability::of(op) == Some(*capability)
+                Capability::for_op(op) == Some(*capability)
             }
         };
         let limit = checks[0].limit.name().to_owned();
@@ -262,7 +262,7 @@ impl WrongStore {
         batch: &Batch<'_, AnyAlgorithm>,
         read: Option<Vec<Option<AnyState>>>,
     ) -> Result<Verdict, Refusal> {
-        let mut kept = self.kept();
+        let mut kept = self.contents();
         // Behind the lock.
         let mut now = self.time(batch);
         let keys = self.keys(batch);
@@ -455,7 +455,7 @@ impl Store<AnyAlgorithm> for WrongStore {
         self.able(batch)?;
         let mut read = None;
         if self.is(Flaw::ReadThenWrite(batch.operation())) {
-            read = Some(self.read(&self.kept(), &self.keys(batch), self.time(batch)));
+            read = Some(self.read(&self.contents(), &self.keys(batch), self.time(batch)));
             let_others_run().await;
         }
         if self.is(Flaw::ReadsTheClockFirst) && batch.time() == Now::Store {
@@ -535,7 +535,7 @@ pub(crate) struct WrongHarness<const CLAIMED: usize = 0> {
 
 impl<const CLAIMED: usize> WrongHarness<CLAIMED> {
     /// Of stores with this flaw, whose clocks are set.
-    pub(crate) const fn of(flaw: Option<Flaw>) -> Self {
+    pub(crate) const fn with_flaw(flaw: Option<Flaw>) -> Self {
         Self { flaw, in_real_time: false }
     }
 }
@@ -548,7 +548,7 @@ impl<const CLAIMED: usize> Harness for WrongHarness<CLAIMED> {
     const LACKS: &'static [Capability] = CLAIMS[CLAIMED].1;
 
     fn new() -> Self {
-        Self::of(CLAIMS[CLAIMED].0)
+        Self::with_flaw(CLAIMS[CLAIMED].0)
     }
 
     fn store(&self) -> WrongStore {
@@ -573,12 +573,12 @@ impl<const CLAIMED: usize> Harness for WrongHarness<CLAIMED> {
         key: &str,
     ) -> Option<AnyState> {
         let key = store.key(limit, key);
-        let state = store.kept().entries.get(&key).map(|entry| entry.state.clone());
+        let state = store.contents().entries.get(&key).map(|entry| entry.state.clone());
         state.filter(|_| !store.cannot(Capability::States))
     }
 
     async fn leaks(&self, store: &WrongStore, within: Duration) -> Vec<String> {
-        let (by, kept) = (store.clock.now() + within, store.kept());
+        let (by, kept) = (store.clock.now() + within, store.contents());
         let states = kept.entries.iter().map(|(key, entry)| (format!("{key:?}"), entry.sweep_at));
         let reserved =
             kept.reservations.iter().map(|(key, (_, at))| (format!("{key:?}"), Some(*at)));

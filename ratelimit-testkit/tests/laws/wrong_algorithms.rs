@@ -289,7 +289,7 @@ const CASES: u32 = 256;
 
 /// Checks that each of these properties fails under its own law, and that the reported case fails
 /// again.
-fn caught<T: AlgorithmHarness>(by: &[Property]) {
+fn check_is_caught<T: AlgorithmHarness>(by: &[Property]) {
     for property in by {
         let Err(failure) = try_same_algorithm::<T>(*property, CASES) else {
             panic!("{property:?} does not catch {}", std::any::type_name::<T>())
@@ -312,31 +312,37 @@ fn the_sound_algorithm_keeps_every_law_on_the_same_walks() {
 
 #[test]
 fn each_flaw_is_caught_by_the_properties_that_name_its_law() {
-    caught::<OneTooMany>(&[Property::NeverAdmitsMoreThanItsBound, Property::WhatIsLeftIsWhatFits]);
-    caught::<WaitsInMilliseconds>(&[Property::RetryAfterIsHonest]);
-    caught::<ResetsLate>(&[Property::RetryAfterIsHonest]);
-    caught::<ChargesDenials>(&[Property::ADenialChargesNothing]);
-    caught::<OutlivesItself>(&[Property::ExpiredIsAbsent]);
+    check_is_caught::<OneTooMany>(&[
+        Property::NeverAdmitsMoreThanItsBound,
+        Property::WhatIsLeftIsWhatFits,
+    ]);
+    check_is_caught::<WaitsInMilliseconds>(&[Property::RetryAfterIsHonest]);
+    check_is_caught::<ResetsLate>(&[Property::RetryAfterIsHonest]);
+    check_is_caught::<ChargesDenials>(&[Property::ADenialChargesNothing]);
+    check_is_caught::<OutlivesItself>(&[Property::ExpiredIsAbsent]);
     // No moment admits more than the limit here, but the window does.
-    caught::<MintsWhenTimeGoesBack>(&[
+    check_is_caught::<MintsWhenTimeGoesBack>(&[
         Property::TimeGoingBackMintsNothing,
         Property::NeverAdmitsMoreThanItsBound,
     ]);
-    caught::<PanicsWhenTimeGoesBack>(&[Property::TimeGoingBackMintsNothing, Property::NeverPanics]);
-    caught::<PeeksBeginWindows>(&[Property::CostZeroIsAPeek]);
-    caught::<KeepsTheOldWindow>(&[Property::ChangingALimitIsSafe]);
-    caught::<ForgivesTheOther>(&[Property::AnotherLimitForgivesNothing]);
-    caught::<RefundsMore>(&[Property::RefundsAndForcedChargesAreExact]);
-    caught::<WritesNothingInPlace>(&[Property::ShortcutsAgreeWithTheStep]);
-    caught::<FastStepByTheEpoch>(&[Property::ShortcutsAgreeWithTheStep]);
-    caught::<SettlesWhatIsPast>(&[Property::AReservationIsSettledOnce]);
-    caught::<SettlesByItsOwnNumbers>(&[Property::SettlementsCreateNothing]);
-    caught::<ExtendsWhatIsPast>(&[Property::SettlementsCreateNothing]);
-    caught::<SettlesTheWhole>(&[Property::AReservationIsSettledOnce]);
-    caught::<HasOneMore>(&[Property::WhatIsLeftIsWhatFits]);
-    caught::<NeverExpires>(&[Property::EntriesAndMetadataAreAccountedFor]);
-    caught::<RenewsAndGivesBack>(&[Property::AReservationIsSettledOnce]);
-    caught::<CountsMetadata>(&[Property::EntriesAndMetadataAreAccountedFor]);
+    check_is_caught::<PanicsWhenTimeGoesBack>(&[
+        Property::TimeGoingBackMintsNothing,
+        Property::NeverPanics,
+    ]);
+    check_is_caught::<PeeksBeginWindows>(&[Property::CostZeroIsAPeek]);
+    check_is_caught::<KeepsTheOldWindow>(&[Property::ChangingALimitIsSafe]);
+    check_is_caught::<ForgivesTheOther>(&[Property::AnotherLimitForgivesNothing]);
+    check_is_caught::<RefundsMore>(&[Property::RefundsAndForcedChargesAreExact]);
+    check_is_caught::<WritesNothingInPlace>(&[Property::ShortcutsAgreeWithTheStep]);
+    check_is_caught::<FastStepByTheEpoch>(&[Property::ShortcutsAgreeWithTheStep]);
+    check_is_caught::<SettlesWhatIsPast>(&[Property::AReservationIsSettledOnce]);
+    check_is_caught::<SettlesByItsOwnNumbers>(&[Property::SettlementsCreateNothing]);
+    check_is_caught::<ExtendsWhatIsPast>(&[Property::SettlementsCreateNothing]);
+    check_is_caught::<SettlesTheWhole>(&[Property::AReservationIsSettledOnce]);
+    check_is_caught::<HasOneMore>(&[Property::WhatIsLeftIsWhatFits]);
+    check_is_caught::<NeverExpires>(&[Property::EntriesAndMetadataAreAccountedFor]);
+    check_is_caught::<RenewsAndGivesBack>(&[Property::AReservationIsSettledOnce]);
+    check_is_caught::<CountsMetadata>(&[Property::EntriesAndMetadataAreAccountedFor]);
 }
 
 /// Its case need not fail again.

@@ -78,7 +78,7 @@ const CAUGHT: &[(Flaw, Property, &[Scope])] = &[
 
 /// Checks that a property catches the stores of a harness, and that the failure names the
 /// property's own law.
-fn caught(harness: WrongHarness, property: Property, scope: Scope) {
+fn check_is_caught(harness: WrongHarness, property: Property, scope: Scope) {
     let outcome = try_same(&harness, property, scope, CASES);
     let Err(failure) = outcome else {
         panic!("{property:?} on {scope:?} does not catch {harness:?}")
@@ -90,7 +90,7 @@ fn caught(harness: WrongHarness, property: Property, scope: Scope) {
 fn each_flaw_is_caught_by_the_property_that_names_its_law() {
     for (flaw, property, scopes) in CAUGHT {
         for scope in *scopes {
-            caught(WrongHarness::of(Some(*flaw)), *property, *scope);
+            check_is_caught(WrongHarness::with_flaw(Some(*flaw)), *property, *scope);
         }
     }
 }
@@ -104,7 +104,11 @@ fn flaws_on_a_clock_that_runs_are_caught_there() {
     ];
     for (flaw, property, scopes) in rows {
         for scope in scopes {
-            caught(WrongHarness { flaw: Some(flaw), in_real_time: true }, property, *scope);
+            check_is_caught(
+                WrongHarness { flaw: Some(flaw), in_real_time: true },
+                property,
+                *scope,
+            );
         }
     }
 }

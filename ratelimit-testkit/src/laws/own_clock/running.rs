@@ -26,7 +26,7 @@ pub(crate) async fn decides_by_a_clock_that_runs(
     subject: &Subject<'_, AnyAlgorithm>,
     trace: &Trace<AnyAlgorithm>,
 ) -> LawResult {
-    let time = Time::of(subject.store.clock());
+    let time = Time::from_clock(subject.store.clock());
     let run = RunningStore::begin(subject, &trace.limits, time).await?;
     let pure = PureStore::new();
     let last = at_last(subject, trace);
@@ -36,11 +36,11 @@ pub(crate) async fn decides_by_a_clock_that_runs(
             continue;
         }
         let got = subject.answer(&trace.limits, request, Now::Store).await?;
-        let passed = run.passed();
+        let passed = run.elapsed();
         if !run.is_steady(&passed) {
             break;
         }
-        let due = run.due(request, &pure);
+        let due = run.expected_answer(request, &pure);
         ensure(agrees(&got, &due, &passed), || {
             format!(
                 "{request:?}, at the store's own time, got {got:?}; the pure step says {due:?}, less at most {} µs of \
@@ -75,7 +75,7 @@ impl<'t> TraceReservations<'t> {
         let mut matters = false;
         for ask in &request.asks {
             let (limit, key) = (ask.limit, &*ask.key);
-            let kind = AlgorithmKind::of(trace.limits[ask.limit].algorithm());
+            let kind = AlgorithmKind::from_algorithm(trace.limits[ask.limit].algorithm());
             let same = |known: &(usize, &str, ReservationId)| known.0 == limit && known.1 == key;
             match (request.op, request.id) {
                 _ if !kind.is_bucket() && kind != AlgorithmKind::Concurrency => {}
@@ -169,12 +169,14 @@ impl<'a> RunningStore<'a> {
         for (n, asks) in asks.chunks(together.max(1)).enumerate() {
             let request = TraceRequest { at, op: Op::Acquire, asks: asks.to_vec(), id: None };
             let got = subject.answer(limits, &request, Now::Store).await?;
-            let passed = run.passed();
-            if let (0, Ok(got), Ok(due)) = (n, &got, run.due(&request, &PureStore::new())) {
+            let passed = run.elapsed();
+            if let (0, Ok(got), Ok(due)) =
+                (n, &got, run.expected_answer(&request, &PureStore::new()))
+            {
                 let resets_us = [due, got.clone()].map(|all| all.decisions()[0].reset_after_us);
                 run.at = at.saturating_add_us(resets_us[0].saturating_sub(resets_us[1]));
             }
-            let due = run.due(&request, &PureStore::new());
+            let due = run.expected_answer(&request, &PureStore::new());
             ensure(agrees(&got, &due, &passed), || {
                 format!(
                     "the first {request:?}, at the store's own time, got {got:?}; at no time does the pure step say \
@@ -186,7 +188,7 @@ impl<'a> RunningStore<'a> {
     }
 
     /// The time that has passed.
-    pub(crate) fn passed(&self) -> Passed {
+    pub(crate) fn elapsed(&self) -> Passed {
         let us = self.time.now_us().saturating_sub(self.began_us);
         let coarse_us = if self.time.is_exact() { 0 } else { COARSE_US + us / ADJUSTED };
         Passed { most_us: us.saturating_add(coarse_us), coarse_us }
@@ -201,7 +203,7 @@ impl<'a> RunningStore<'a> {
                     let gone_us = self.at.as_us() % window_us;
                     (gone_us, window_us - gone_us)
                 }
-                None if AlgorithmKind::of(algorithm).is_bucket() => {
+                None if AlgorithmKind::from_algorithm(algorithm).is_bucket() => {
                     let refill = refill(algorithm);
                     (u64::MAX, refill.ticks_for(refill.token_units) * refill.tick_us)
                 }
@@ -213,8 +215,12 @@ impl<'a> RunningStore<'a> {
     }
 
     /// The pure step's answer to a request at the moment that stands for the whole run.
-    fn due(&self, request: &TraceRequest, pure: &PureStore) -> Said {
-        self.subject.due(pure, self.limits, &TraceRequest { at: self.at, ..request.clone() })
+    fn expected_answer(&self, request: &TraceRequest, pure: &PureStore) -> Said {
+        self.subject.expected_answer(
+            pure,
+            self.limits,
+            &TraceRequest { at: self.at, ..request.clone() },
+        )
     }
 }
 
