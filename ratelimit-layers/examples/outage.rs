@@ -1,4 +1,4 @@
-//! A limiter whose store goes away and comes back. Each limit says what it does meanwhile.
+//! A limiter whose store becomes unreachable and comes back. Each limit says what it does then.
 //!
 //! ```console
 //! $ cargo run -p ratelimit-layers --example outage
@@ -18,7 +18,7 @@ use ratelimit_core::{
 use ratelimit_layers::Fallback;
 use ratelimit_memory::{MemoryError, MemoryStore};
 
-/// A store that is away for as long as it is told so, in place of one on Redis.
+/// A store that is unreachable while a flag says so, in place of one on Redis.
 struct Remote {
     store: MemoryStore<AnyAlgorithm>,
     is_away: Arc<AtomicBool>,

@@ -289,14 +289,14 @@ impl<S, A: KeptAlgorithm, C: Clock> DenialCache<S, A, C> {
     }
 
     /// Waits until a batch may go to the store. Returns its keys and the local time then, and what
-    /// it holds while it is under way; or its answer.
+    /// it holds while it is in flight; or its answer.
     async fn turn(&self, batch: &Batch<'_, A>) -> Result<Going<'_, A>, Verdict> {
         let (mut waits_left, mut may_take) = (MOST_WAITS, self.max_wait);
         loop {
             // The keys first: if the clock has gone back by then, they are of an earlier
             // generation.
             let (keys, now) = (self.kept.keys(batch), self.now());
-            let decided = self.kept.known(&keys, now).and_then(|(mut left, is_fresh)| {
+            let decided = self.kept.snapshot(&keys, now).and_then(|(mut left, is_fresh)| {
                 Some((decide(batch, left.now, &mut left).ok()?, left, is_fresh))
             });
             let (left, is_fresh) = match decided {

@@ -77,8 +77,8 @@ use outage::Outage;
 /// and the store is not asked any more. After a [pause](FallbackBuilder::probe_after) one call at a
 /// time, the probe, tries the store again; the first that is answered closes the breaker. Each
 /// server that the store [tells](Store::server_of), such as each master of a cluster, has a breaker
-/// of its own: while one is away, the store decides the keys of all others. The keys of several
-/// masters in one batch have one together.
+/// of its own: while one is unreachable, the store decides the keys of all others. The keys of
+/// several masters in one batch have one together.
 ///
 /// Each request that the store did not decide is decided by the choices of its limits:
 ///
@@ -151,7 +151,7 @@ struct Charging {
     /// Until when the others leave it to one.
     leased_until: Option<Instant>,
     /// Until when none begins if no breaker [closes](Breakers::closings) before, because what is
-    /// left waits for servers that are away.
+    /// left waits for unreachable servers.
     rests_until: Option<(Instant, u64)>,
 }
 
@@ -160,7 +160,7 @@ struct Charging {
 enum Pass {
     /// All are charged.
     Done,
-    /// Those that are left wait for servers that are away.
+    /// Those that are left wait for unreachable servers.
     Away,
     /// A server failed, and its breaker is closed still.
     Failed,
@@ -243,7 +243,7 @@ impl<S: Store<A> + 'static, A: LocalAlgorithm, C: Clock + 'static> Fallback<S, A
         let SharedFallback { store, breakers, deadline, .. } = &*self.inner;
         let op = batch.operation();
         let is_open = |retry_after| FallbackError::BreakerOpen { op, retry_after };
-        let call = breakers.of(store.server_of(batch)).admit().map_err(is_open)?;
+        let call = breakers.for_server(store.server_of(batch)).admit().map_err(is_open)?;
         let error = match timeout(*deadline, asked()).await {
             Err(_) => FallbackError::TimedOut { deadline: *deadline },
             Ok(Err(error)) if error.kind().is_outage() => FallbackError::Store(error),
@@ -251,13 +251,13 @@ impl<S: Store<A> + 'static, A: LocalAlgorithm, C: Clock + 'static> Fallback<S, A
                 if said.as_ref().is_ok_and(is_cached) {
                     call.not_sent();
                 } else {
-                    call.answered();
+                    call.note_answer();
                     self.recover();
                 }
                 return Ok(said);
             }
         };
-        call.failed();
+        call.note_failure();
         Err(error)
     }
 
@@ -282,7 +282,7 @@ impl<S: Store<A> + 'static, A: LocalAlgorithm, C: Clock + 'static> Fallback<S, A
     }
 
     /// Charges to the store what was admitted locally, until nothing is left but what waits for
-    /// servers that are away.
+    /// unreachable servers.
     async fn charge_pending(&self) {
         let SharedFallback { breakers, charging, .. } = &*self.inner;
         // An answer that finds a task starts none. What was noted after the task's last look is
@@ -339,7 +339,7 @@ impl<S: Store<A> + 'static, A: LocalAlgorithm, C: Clock + 'static> Fallback<S, A
             let check = Check { limit: &*pending.limit, key: &pending.key, cost: pending.cost };
             let batch = Batch::one(&check).op(Op::Force).now(pending.now);
             let server = store.server_of(&batch);
-            let breaker = breakers.of(server);
+            let breaker = breakers.for_server(server);
             if !breaker.is_closed() || failed.contains(&server) {
                 pass = pass.max(if breaker.is_closed() { Pass::Failed } else { Pass::Away });
                 std::mem::forget(forgets);

@@ -144,7 +144,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use ratelimit_core::Algorithm;
 use ratelimit_core::algorithm::{InMemory, Share};
 
-/// A store around a store lists the entries that the inner one lists.
+/// A layer lists the entries that the store which it wraps lists.
 macro_rules! lists_entries {
     ($layer:ty, [$($generics:tt)*], $($store:ident).+) => {
         #[deny(clippy::missing_trait_methods)]
@@ -205,8 +205,8 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Acts when it is dropped: also where an operation ends by an error, or because its caller goes
-/// away.
+/// Acts when it is dropped: also where an operation ends by an error, or because its caller
+/// leaves.
 struct OnDrop<F: FnMut()>(F);
 
 impl<F: FnMut()> Drop for OnDrop<F> {

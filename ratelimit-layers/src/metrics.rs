@@ -64,7 +64,7 @@ pub struct Recorded {
 struct LimitCounters {
     /// By source, then by outcome.
     decisions: [[OnceLock<Counter>; OUTCOMES]; SOURCES],
-    /// By choice, then by outcome.
+    /// By what the limit chose for outages, then by outcome.
     outage: [[OnceLock<Counter>; OUTCOMES]; CHOICES],
 }
 
@@ -187,7 +187,7 @@ impl Observer for Recorded {
             return;
         }
         for (check, decision) in batch.checks().iter().zip(verdict.decisions()) {
-            let outcome = LimitOutcome::of(check.limit, decision, verdict.allowed());
+            let outcome = LimitOutcome::new(check.limit, decision, verdict.allowed());
             let limit = check.limit.name();
             let counters = self.counters(limit);
             let counter = counters.decisions[source as usize][outcome as usize].get_or_init(|| {

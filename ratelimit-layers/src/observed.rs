@@ -111,7 +111,7 @@ pub enum LimitOutcome {
 }
 
 impl LimitOutcome {
-    pub(crate) fn of<A: Algorithm>(
+    pub(crate) fn new<A: Algorithm>(
         limit: &Limit<A>,
         decision: &Decision,
         all_allowed: bool,

@@ -190,7 +190,7 @@ impl<S: Store<AnyAlgorithm>> Reload<S> {
     /// # Errors
     /// A document that is no policy; and as [`replace`](Self::replace). The limits in force stay.
     pub fn read(&self, document: &str) -> Result<PolicyChanges, Arc<ReloadError>> {
-        self.attempt(|| parsed(None, document))
+        self.attempt(|| parse_limits(None, document))
     }
 
     /// Replaces the limits by those of this file.
@@ -203,11 +203,11 @@ impl<S: Store<AnyAlgorithm>> Reload<S> {
     ) -> Result<PolicyChanges, Arc<ReloadError>> {
         let path = path.as_ref();
         let document = watch::document(path).await;
-        self.attempt(|| parsed(Some(path), &document?))
+        self.attempt(|| parse_limits(Some(path), &document?))
     }
 }
 
-fn parsed(path: Option<&Path>, document: &str) -> Result<Limits<AnyAlgorithm>, ReloadError> {
+fn parse_limits(path: Option<&Path>, document: &str) -> Result<Limits<AnyAlgorithm>, ReloadError> {
     toml::from_str(document).map_err(|error| ReloadError::Document {
         path: path.map(Path::to_path_buf),
         error: Box::new(error),

@@ -121,7 +121,7 @@ impl DenialCounts {
                 counted.remove(&replaced);
                 count
             });
-            let (limit, key) = (check.limit.name().into(), shown(check.key).into());
+            let (limit, key) = (check.limit.name().into(), truncate_key(check.key).into());
             Denied { limit, key, count: over, over }
         };
         denied.count = denied.count.saturating_add(1);
@@ -131,7 +131,7 @@ impl DenialCounts {
 }
 
 /// The part of a key that is kept.
-fn shown(key: &str) -> &str {
+fn truncate_key(key: &str) -> &str {
     let end = (0..=SHOWN_BYTES.min(key.len())).rev().find(|end| key.is_char_boundary(*end));
     &key[..end.unwrap_or(0)]
 }

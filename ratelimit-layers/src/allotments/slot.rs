@@ -69,7 +69,7 @@ pub(super) struct AllotmentSlot {
 struct PendingDraw {
     id: ReservationId,
     since: Timestamp,
-    /// What becomes of it, if it was to end since.
+    /// How it ends, if it was to end since.
     ends: Option<EarlyEnd>,
 }
 
@@ -82,7 +82,7 @@ impl PendingDraw {
     }
 }
 
-/// What becomes of the unused part of an allotment that ends early.
+/// What happens to the unused part of an allotment that ends early.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum EarlyEnd {
     /// It is given back.
@@ -256,7 +256,7 @@ impl AllotmentSlot {
     /// Installs what was drawn for `times` requests of these costs, the one that asked included.
     /// Returns the decisions about that request, and what is to be settled at once because the
     /// allotment was to end meanwhile.
-    pub(super) fn drawn(
+    pub(super) fn apply_draw(
         &mut self,
         terms: &Terms,
         (draw, sent): (Draw, Timestamp),
@@ -297,7 +297,7 @@ impl AllotmentSlot {
     }
 
     /// Ends a draw that was not admitted, or not answered. The next request is asked alone. If the
-    /// store `refuses` draws, there is none for a lifetime from `now`. Returns what becomes of what
+    /// store `refuses` draws, there is none for a lifetime from `now`. Returns how to end what
     /// may be charged.
     pub(super) fn not_drawn(
         &mut self,

@@ -95,7 +95,7 @@ impl<S: Store<A> + 'static, A: KeptAlgorithm, C: Clock + 'static> SharedAllotmen
         let spend =
             |slot_key| self.ledger.at(slot_key, |kept| kept.slot.spend(now, &costs)).flatten();
         if let Some(decisions) = slot_key.and_then(spend) {
-            return Ok(self.served(decisions));
+            return Ok(self.verdict_from_slot(decisions));
         }
         let all = self.ledger.end_of(batch, |slot| slot.take(EarlyEnd::GivenBack));
         let keys = self.ledger.keys(batch.checks());
@@ -113,7 +113,7 @@ impl<S: Store<A> + 'static, A: KeptAlgorithm, C: Clock + 'static> SharedAllotmen
         self.store.apply(batch).await
     }
 
-    fn served(&self, decisions: Vec<Decision>) -> Verdict {
+    fn verdict_from_slot(&self, decisions: Vec<Decision>) -> Verdict {
         self.tally.served.fetch_add(1, Relaxed);
         Verdict::several(decisions).with_source(Source::Allotment)
     }
@@ -142,7 +142,7 @@ impl<S: Store<A> + 'static, A: KeptAlgorithm, C: Clock + 'static> SharedAllotmen
         }
         let (ended, draw) = match asks {
             ControlFlow::Continue(asks) => asks,
-            ControlFlow::Break(decisions) => return Ok(Some(self.served(decisions))),
+            ControlFlow::Break(decisions) => return Ok(Some(self.verdict_from_slot(decisions))),
         };
         // From here on the draw ends with its guard.
         let drawing = draw.map(|draw| {
@@ -160,7 +160,7 @@ impl<S: Store<A> + 'static, A: KeptAlgorithm, C: Clock + 'static> SharedAllotmen
     }
 
     /// Settles allotments that have ended, some of each server at once, and waits for them. A
-    /// caller that goes away does not end this.
+    /// caller that leaves does not end this.
     pub(super) async fn settle(self: &Arc<Self>, all: Vec<EndedOf<A>>) {
         if all.is_empty() {
             return;
@@ -308,7 +308,7 @@ impl<S: Store<A> + 'static, A: KeptAlgorithm, C: Clock + 'static> DrawGuard<'_, 
         let sent = inner.clock.now();
         match inner.store.apply(&batch.with_checks(&checks).id(draw.id).settled_once()).await {
             Ok(verdict) if verdict.allowed() => {
-                Ok(Some(self.drawn(batch, costs, sent, &verdict).await))
+                Ok(Some(self.apply_draw(batch, costs, sent, &verdict).await))
             }
             // Its guard settles it.
             Err(error) if error.kind() == ErrorKind::Indeterminate => Err(error),
@@ -325,7 +325,7 @@ impl<S: Store<A> + 'static, A: KeptAlgorithm, C: Clock + 'static> DrawGuard<'_, 
     }
 
     /// The verdict of a request whose draw was admitted.
-    async fn drawn(
+    async fn apply_draw(
         mut self,
         batch: &Batch<'_, A>,
         costs: &[u64],
@@ -342,7 +342,7 @@ impl<S: Store<A> + 'static, A: KeptAlgorithm, C: Clock + 'static> DrawGuard<'_, 
                 // Another limiter has charged it, such as a fallback.
                 slot.end(EarlyEnd::GivenBack);
             }
-            slot.drawn(&inner.terms, (draw, sent), costs, &told)
+            slot.apply_draw(&inner.terms, (draw, sent), costs, &told)
         };
         let known = inner.ledger.at(self.slot_key, |kept| drawn(&mut kept.slot));
         let (decisions, ended) = known.unwrap_or_else(|| drawn(&mut AllotmentSlot::default()));

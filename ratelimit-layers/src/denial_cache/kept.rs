@@ -120,7 +120,7 @@ impl<A: Algorithm> DenialStates<A> {
     /// What is known of a batch at this local time, if all of its states are kept; and whether all
     /// are fresh, so that they count as an answer. Where a limit has changed since, its step takes
     /// the kept state for the same as the store's step does.
-    pub(super) fn known(
+    pub(super) fn snapshot(
         &self,
         keys: &[KeyGeneration],
         local: Timestamp,

@@ -117,7 +117,7 @@ impl Breakers {
     }
 
     /// That of a server, or of the whole store.
-    pub(super) fn of(&self, server: Option<u64>) -> Arc<Breaker> {
+    pub(super) fn for_server(&self, server: Option<u64>) -> Arc<Breaker> {
         let Some(server) = server else { return Arc::clone(&self.common) };
         if let Some(known) = self.by_server.get(&server) {
             return Arc::clone(&known);
@@ -286,7 +286,7 @@ impl CallPermit {
     }
 
     /// The store answered.
-    pub(super) fn answered(self) {
+    pub(super) fn note_answer(self) {
         if self.is_probe() || self.breaker.failures.load(Ordering::Relaxed) > 0 {
             let changes = |breaker: &Breaker| {
                 breaker.failures.store(0, Ordering::Relaxed);
@@ -304,7 +304,7 @@ impl CallPermit {
     }
 
     /// The store did not answer, or could not decide.
-    pub(super) fn failed(self) {
+    pub(super) fn note_failure(self) {
         let changes = |breaker: &Breaker| {
             let failures = breaker.failures.fetch_add(1, Ordering::Relaxed) + 1;
             self.is_probe() || failures >= breaker.shared.most_failures
@@ -341,16 +341,16 @@ mod tests {
     }
 
     fn fail(breaker: &Arc<Breaker>) {
-        breaker.clone().admit().expect("closed, or time for a probe").failed();
+        breaker.clone().admit().expect("closed, or time for a probe").note_failure();
     }
 
     #[tokio::test(start_paused = true)]
     async fn one_probe_at_a_time_decides_whether_it_closes() {
         let breakers = breakers();
-        let breaker = breakers.of(None);
+        let breaker = breakers.for_server(None);
         fail(&breaker);
         // A probe whose caller goes away counts as failed.
-        let endings: [fn(CallPermit); 2] = [|probe| probe.failed(), |probe| drop(probe)];
+        let endings: [fn(CallPermit); 2] = [|probe| probe.note_failure(), |probe| drop(probe)];
         for ends in endings {
             advance(Duration::from_millis(999)).await;
             assert_eq!(breaker.clone().admit().expect_err("open"), Duration::from_millis(1));
@@ -366,7 +366,7 @@ mod tests {
         // A caller may keep a probe and not poll it.
         let kept = breaker.clone().admit().expect("the probe");
         advance(PROBE_TIME).await;
-        breaker.clone().admit().expect("another probe").answered();
+        breaker.clone().admit().expect("another probe").note_answer();
         drop(kept);
         assert_eq!(breakers.state(), BreakerState::Closed);
         assert!(breaker.clone().admit().is_ok());
@@ -375,15 +375,15 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn what_was_sent_before_it_opened_says_nothing_afterwards() {
         let breakers = breakers();
-        let breaker = breakers.of(None);
+        let breaker = breakers.for_server(None);
         let (early, late) =
             (breaker.clone().admit().expect("closed"), breaker.clone().admit().expect("closed"));
         fail(&breaker);
-        early.answered();
+        early.note_answer();
         assert_eq!(breakers.state(), BreakerState::Open);
         advance(PAUSE).await;
-        breaker.clone().admit().expect("the probe").answered();
-        late.failed();
+        breaker.clone().admit().expect("the probe").note_answer();
+        late.note_failure();
         assert_eq!(breakers.state(), BreakerState::Closed);
     }
 
@@ -391,19 +391,20 @@ mod tests {
     async fn each_server_has_a_breaker_and_the_worst_state_is_told() {
         let breakers = breakers();
         let told = |due| assert_eq!((breakers.state(), breakers.not_closed()), due);
-        fail(&breakers.of(Some(1)));
-        assert!(breakers.of(Some(1)).admit().is_err());
+        fail(&breakers.for_server(Some(1)));
+        assert!(breakers.for_server(Some(1)).admit().is_err());
         for other in [None, Some(2)] {
-            breakers.of(other).admit().expect("another server").answered();
+            breakers.for_server(other).admit().expect("another server").note_answer();
         }
         told((BreakerState::Open, 1));
-        fail(&breakers.of(Some(2)));
+        fail(&breakers.for_server(Some(2)));
         advance(PAUSE).await;
-        let [one, two] = [1, 2].map(|server| breakers.of(Some(server)).admit().expect("a probe"));
+        let [one, two] =
+            [1, 2].map(|server| breakers.for_server(Some(server)).admit().expect("a probe"));
         told((BreakerState::HalfOpen, 2));
-        one.answered();
+        one.note_answer();
         told((BreakerState::HalfOpen, 1));
-        two.failed();
+        two.note_failure();
         told((BreakerState::Open, 1));
     }
 
@@ -434,7 +435,7 @@ mod tests {
                 && let Some(breakers) = breakers.get()
                 && breakers.not_closed() == 1
             {
-                fail(&breakers.of(Some(2)));
+                fail(&breakers.for_server(Some(2)));
             }
             lock(heard).push((to, all.0, all.1));
         }
@@ -446,9 +447,9 @@ mod tests {
         let both = Arc::clone(&heard.0);
         let new = Breakers::new(1, [PAUSE, PROBE_TIME], "test", vec![Box::new(heard)]);
         let breakers = both.0.get_or_init(|| new);
-        fail(&breakers.of(Some(1)));
+        fail(&breakers.for_server(Some(1)));
         advance(PAUSE).await;
-        breakers.of(Some(1)).admit().expect("the probe").answered();
+        breakers.for_server(Some(1)).admit().expect("the probe").note_answer();
         let (closed, open) = (BreakerState::Closed, BreakerState::Open);
         let due = [
             (closed, closed, 0),
@@ -463,31 +464,31 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_breaker_with_a_call_in_flight_stays_and_learns_how_the_call_ends() {
         let breakers = breakers();
-        let call = breakers.of(Some(0)).admit().expect("closed");
+        let call = breakers.for_server(Some(0)).admit().expect("closed");
         for server in 1..=MOST_SERVERS as u64 {
-            breakers.of(Some(server)).admit().expect("closed").answered();
+            breakers.for_server(Some(server)).admit().expect("closed").note_answer();
         }
-        call.failed();
+        call.note_failure();
         assert_eq!(breakers.not_closed(), 1);
-        assert!(breakers.of(Some(0)).admit().is_err(), "it is open");
+        assert!(breakers.for_server(Some(0)).admit().is_err(), "it is open");
         advance(PAUSE).await;
-        breakers.of(Some(0)).admit().expect("the probe").answered();
+        breakers.for_server(Some(0)).admit().expect("the probe").note_answer();
         assert_eq!((breakers.state(), breakers.not_closed()), (BreakerState::Closed, 0));
     }
 
     #[tokio::test(start_paused = true)]
     async fn the_breakers_of_servers_that_are_gone_make_way_and_open_ones_stay() {
         let breakers = breakers();
-        fail(&breakers.of(Some(0)));
+        fail(&breakers.for_server(Some(0)));
         for server in 1..10_000 {
-            breakers.of(Some(server)).admit().expect("closed").answered();
+            breakers.for_server(Some(server)).admit().expect("closed").note_answer();
             assert!(breakers.by_server.len() <= MOST_SERVERS);
         }
-        assert!(breakers.of(Some(0)).admit().is_err());
+        assert!(breakers.for_server(Some(0)).admit().is_err());
         // Where all are open, the others have one together.
         for server in 0..MOST_SERVERS as u64 {
-            let _failed = breakers.of(Some(server)).admit().map(CallPermit::failed);
+            let _failed = breakers.for_server(Some(server)).admit().map(CallPermit::note_failure);
         }
-        assert!(Arc::ptr_eq(&breakers.of(Some(u64::MAX)), &breakers.common));
+        assert!(Arc::ptr_eq(&breakers.for_server(Some(u64::MAX)), &breakers.common));
     }
 }

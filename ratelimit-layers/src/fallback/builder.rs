@@ -21,8 +21,8 @@ const LONGEST_DEADLINE: Duration = Duration::from_secs(3_600);
 /// As good as never, and short enough to add to any time.
 const LONGEST_PAUSE: Duration = Duration::from_secs(365 * 86_400);
 
-/// What becomes of the requests that were admitted locally during an outage, when the store is
-/// back.
+/// What happens, when the store is back, to the charges of requests that were admitted locally
+/// during the outage.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum OnRecovery {
@@ -130,8 +130,8 @@ impl<C: Clock> FallbackBuilder<C> {
         Self { capacity: keys.max(1), ..self }
     }
 
-    /// What becomes of the requests that were admitted locally, when the store is back: forgotten
-    /// unless it is set.
+    /// What happens, when the store is back, to the charges of requests that were admitted locally:
+    /// they are forgotten unless this is set.
     #[must_use]
     pub fn on_recovery(self, on_recovery: OnRecovery) -> Self {
         Self { on_recovery, ..self }

@@ -1,6 +1,6 @@
-//! [`KnownIds`]: the ids under which something was decided without the store. Whatever comes under
-//! them later, also when the store is back, belongs to the local limits. Beside them, the ids of
-//! what the store may have done: only it can tell.
+//! [`KnownIds`] remembers two sets of reservation ids: those decided locally, which stay local when
+//! the store is back, and those whose outcome at the store is unknown, which only the store can
+//! settle.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasher as _, RandomState};

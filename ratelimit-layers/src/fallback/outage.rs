@@ -116,8 +116,8 @@ impl<A: LocalAlgorithm, C: Clock> Outage<A, C> {
         Ok(())
     }
 
-    /// Decides a batch without the store, which was not asked because its id `is_known` here, or is
-    /// `away`.
+    /// Decides a batch without the store, which was not asked because the batch's id `is_known`
+    /// here, or which is unreachable (`away`).
     pub(super) fn decide<E: StoreError>(
         &self,
         batch: &Batch<'_, A>,
@@ -177,7 +177,7 @@ impl<A: LocalAlgorithm, C: Clock> Outage<A, C> {
                 batch.checks().iter().zip(&choices).zip(verdict.decisions())
             {
                 let limit = check.limit.name();
-                let outcome = LimitOutcome::of(check.limit, decision, verdict.allowed());
+                let outcome = LimitOutcome::new(check.limit, decision, verdict.allowed());
                 self.counts.count(limit, *choice, outcome, undetermined);
                 breakers.tell(|observer, store| {
                     observer.decided_without_store(store, limit, *choice, outcome);

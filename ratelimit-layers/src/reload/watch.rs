@@ -16,7 +16,7 @@ use ratelimit_core::{AnyAlgorithm, Store};
 use tokio::task::JoinSet;
 use tokio::time::{MissedTickBehavior, interval};
 
-use super::{MAX_DOCUMENT_BYTES, PolicyChanges, Reload, ReloadError, parsed};
+use super::{MAX_DOCUMENT_BYTES, PolicyChanges, Reload, ReloadError, parse_limits};
 
 /// A task that replaces the limits when a file changes. It ends when this value is dropped.
 #[must_use = "the file is watched until this value is dropped"]
@@ -58,7 +58,7 @@ impl<S: Store<AnyAlgorithm> + 'static> Reload<S> {
                     continue;
                 }
                 judged = look;
-                match reload.attempt(|| parsed(Some(&path), &document?)) {
+                match reload.attempt(|| parse_limits(Some(&path), &document?)) {
                     Ok(changes) if changes.is_empty() => {}
                     // Code of others: its panic, which the panic hook reports, does not end the
                     // watch.

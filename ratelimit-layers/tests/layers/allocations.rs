@@ -1,5 +1,5 @@
-//! What a request allocates while the store is away. The crate `allocation-counter` counts for this
-//! whole program.
+//! What a request allocates while the store is unreachable. The crate `allocation-counter` counts
+//! for this whole program.
 
 use std::pin::pin;
 use std::task::Poll;
@@ -8,8 +8,8 @@ use allocation_counter::measure;
 use ratelimit_core::store::Batch;
 use ratelimit_core::{OnOutage, Store as _};
 
-use crate::common::{checks, limit, paused, poll};
-use crate::fallback::{ask, down, layered};
+use crate::common::{checks, limit, paused_runtime, poll};
+use crate::fallback::{ask, down, layered_store};
 
 /// The verdict has one for its source, and one for several decisions. The others are lists of the
 /// checks.
@@ -18,8 +18,8 @@ fn in_an_outage_a_request_computes_no_share() {
     for (count, due) in [(1, 5), (3, 7)] {
         let named = |n| limit(&format!("l{n}"), "gcra 60/m burst 60").on_outage(OnOutage::Local);
         let limits: Vec<_> = (0..count).map(named).collect();
-        let store = layered(&limits);
-        paused().block_on(async {
+        let store = layered_store(&limits);
+        paused_runtime().block_on(async {
             down(&store, &limits).await;
             assert!(ask(&store, &limits, 1).await.allowed());
             let checks = checks(&limits, "alice", 1);

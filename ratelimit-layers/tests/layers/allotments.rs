@@ -14,7 +14,8 @@ use ratelimit_testkit::block_on;
 use tokio::time::timeout;
 
 use crate::common::{
-    BEGIN, Fake, Mode, UNAVAILABLE, ask, ask_all, left, limit, memory, operate, poll, settled,
+    BEGIN, Fake, Mode, UNAVAILABLE, ask, ask_all, limit, memory, operate, poll, remaining,
+    run_until_idle,
 };
 
 type Scripted = Allotments<Fake, AnyAlgorithm, ManualClock>;
@@ -27,7 +28,7 @@ fn greedy(clock: &ManualClock) -> AllotmentsBuilder<ManualClock> {
     Allotments::builder().clock(clock.clone()).divisor(1).lifetime(LIFETIME)
 }
 
-fn scripted() -> (Scripted, Limit<AnyAlgorithm>, ManualClock) {
+fn scripted_store() -> (Scripted, Limit<AnyAlgorithm>, ManualClock) {
     let clock = ManualClock::new(BEGIN);
     (greedy(&clock).build(Fake::new(&clock)), daily(), clock)
 }
@@ -50,13 +51,13 @@ async fn two_of_eight(store: &Scripted, limit: &Limit<AnyAlgorithm>) {
     for _ in 0..2 {
         assert!(ask(store, limit, "alice", 1).await.allowed());
     }
-    assert_eq!((store.counts().draws, store.store().left(limit, "alice")), (3, 100 - 15));
+    assert_eq!((store.counts().draws, store.store().remaining(limit, "alice")), (3, 100 - 15));
 }
 
 /// What went back, what was forfeited, and what Alice has left in the store.
-fn ended(store: &Scripted, limit: &Limit<AnyAlgorithm>) -> [u64; 3] {
+fn end_and_count(store: &Scripted, limit: &Limit<AnyAlgorithm>) -> [u64; 3] {
     let AllotmentCounts { given_back, forfeited, .. } = store.counts();
-    [given_back, forfeited, store.store().left(limit, "alice")]
+    [given_back, forfeited, store.store().remaining(limit, "alice")]
 }
 
 #[test]
@@ -87,14 +88,14 @@ fn of_many_threads_at_one_moment_none_is_admitted_beyond_the_limits_and_nothing_
         block_on(store.give_back());
         for (n, limit) in limits.iter().enumerate() {
             let admitted: u64 = admitted.iter().map(|each| each[n]).sum();
-            assert_eq!(admitted + left(store.store(), limit, "alice"), 37, "{words}: {n}");
+            assert_eq!(admitted + remaining(store.store(), limit, "alice"), 37, "{words}: {n}");
         }
     }
 }
 
 #[tokio::test(start_paused = true)]
 async fn before_a_process_ends_it_gives_back_all_that_is_left() {
-    let (store, limit, clock) = scripted();
+    let (store, limit, clock) = scripted_store();
     two_of_eight(&store, &limit).await;
     let keys: Vec<String> = (0..200).map(|n| n.to_string()).collect();
     for key in keys.iter().flat_map(|key| [key; 2]) {
@@ -102,18 +103,18 @@ async fn before_a_process_ends_it_gives_back_all_that_is_left() {
     }
     let before = store.store().memory.reservations();
     assert_eq!(store.give_back().await, 0);
-    assert_eq!(ended(&store, &limit), [206, 0, 91]);
-    assert!(keys.iter().all(|key| store.store().left(&limit, key) == 98));
+    assert_eq!(end_and_count(&store, &limit), [206, 0, 91]);
+    assert!(keys.iter().all(|key| store.store().remaining(&limit, key) == 98));
     // The reservation of a draw is forgotten soon after it was given back. Those that were spent
     // whole were not settled.
     clock.advance(Duration::from_micros(Reservation::REPEAT_US));
     for n in 0..1_000 {
-        let _ = left(&store.store().memory, &limit, &n.to_string());
+        let _ = remaining(&store.store().memory, &limit, &n.to_string());
     }
     assert_eq!(before - store.store().memory.reservations(), 201);
 
     // A store that hangs holds it up for some time only, and it says what did not go back.
-    let (store, limit, _) = scripted();
+    let (store, limit, _) = scripted_store();
     two_of_eight(&store, &limit).await;
     store.store().set(Mode::Hangs);
     assert_eq!(timeout(Duration::from_secs(3_600), store.give_back()).await, Ok(6));
@@ -126,7 +127,7 @@ async fn before_a_process_ends_it_gives_back_all_that_is_left() {
     assert_eq!((store.give_back().await, store.counts().given_back), (6, 14));
 }
 
-/// What becomes of eight units and of their slot if their draw is not answered.
+/// What happens to eight units and to their slot if their draw is not answered.
 #[tokio::test(start_paused = true)]
 async fn a_draw_without_an_answer_is_never_spent_and_leaves_the_slot_free() {
     for (mode, due) in [
@@ -138,7 +139,7 @@ async fn a_draw_without_an_answer_is_never_spent_and_leaves_the_slot_free() {
         (Mode::Fails(ErrorKind::Indeterminate), [0, 8, 93]),
         (UNAVAILABLE, [0, 0, 93]),
     ] {
-        let (store, limit, _) = scripted();
+        let (store, limit, _) = scripted_store();
         seven(&store, &limit).await;
         store.store().once(mode);
         let check = Check { limit: &limit, key: "alice", cost: 1 };
@@ -153,8 +154,8 @@ async fn a_draw_without_an_answer_is_never_spent_and_leaves_the_slot_free() {
                 assert_eq!(store.counts().draws, 3);
             }
         }
-        settled().await;
-        let [given_back, forfeited, remaining] = ended(&store, &limit);
+        run_until_idle().await;
+        let [given_back, forfeited, remaining] = end_and_count(&store, &limit);
         let more = u64::from(mode == Mode::Hangs);
         assert_eq!([given_back, forfeited, remaining + more], due, "{mode:?}");
         let source = ask(&store, &limit, "alice", 1).await.source();
@@ -164,7 +165,7 @@ async fn a_draw_without_an_answer_is_never_spent_and_leaves_the_slot_free() {
 
 #[tokio::test(start_paused = true)]
 async fn a_draw_that_is_kept_and_not_polled_ends_no_serving() {
-    let (store, limit, clock) = scripted();
+    let (store, limit, clock) = scripted_store();
     seven(&store, &limit).await;
     store.store().once(Mode::Hangs);
     let mut kept = Box::pin(ask(&store, &limit, "alice", 1));
@@ -184,18 +185,18 @@ async fn what_changes_a_key_ends_its_allotment() {
     for (op, due) in
         [(Op::Reset, [0, 6, 100]), (Op::Force, [6, 0, 100 - 9 - 30]), (Op::Refund, [6, 0, 100])]
     {
-        let (store, limit, _) = scripted();
+        let (store, limit, _) = scripted_store();
         two_of_eight(&store, &limit).await;
         assert!(operate(&store, op, &limit, "alice", 30).await.allowed());
-        assert_eq!(ended(&store, &limit), due, "{op}");
+        assert_eq!(end_and_count(&store, &limit), due, "{op}");
     }
     // Changed parameters of the limit.
-    let (store, limit, _) = scripted();
+    let (store, limit, _) = scripted_store();
     two_of_eight(&store, &limit).await;
     let smaller = self::limit("daily", "fixed-window 50/d");
     let verdict = ask(&store, &smaller, "alice", 1).await;
     assert_eq!((verdict.source(), verdict.limit()), (Source::Store, 50));
-    settled().await;
+    run_until_idle().await;
     assert_eq!(store.counts().given_back, 6);
 }
 
@@ -205,7 +206,7 @@ async fn a_draw_that_is_under_way_during_a_reset_is_not_spent() {
     for (limits, gives_back) in
         [(vec![daily()], false), (vec![daily(), limit("other", "fixed-window 100/d")], true)]
     {
-        let (store, limit, _) = scripted();
+        let (store, limit, _) = scripted_store();
         store.store().set(Mode::Late(Duration::from_millis(5)));
         for _ in 0..3 {
             assert!(ask_all(&store, &limits, "alice", 1).await.allowed());
@@ -218,13 +219,13 @@ async fn a_draw_that_is_under_way_during_a_reset_is_not_spent() {
         }
         assert!(operate(&store, Op::Reset, &limit, "alice", 1).await.allowed());
         assert!(draw.await.allowed());
-        let [given_back, forfeited, _] = ended(&store, &limit);
+        let [given_back, forfeited, _] = end_and_count(&store, &limit);
         assert_eq!([given_back, forfeited], [0, 3 * limits.len() as u64]);
         let next = ask_all(&store, &limits, "alice", 1).await;
         assert_eq!(next.source(), Source::Store);
     }
     // Nor is what is drawn while a reset is in flight, which may be charged before it.
-    let (store, limit, _) = scripted();
+    let (store, limit, _) = scripted_store();
     seven(&store, &limit).await;
     store.store().once(Mode::Late(Duration::from_millis(5)));
     let mut reset = pin!(operate(&store, Op::Reset, &limit, "alice", 1));
@@ -237,11 +238,11 @@ async fn a_draw_that_is_under_way_during_a_reset_is_not_spent() {
 }
 
 /// The allotments of several users share the limit of their address. All of them are settled at
-/// once, also if the caller that ended them goes away.
+/// once, also if the caller that ended them leaves.
 #[tokio::test(start_paused = true)]
 async fn a_caller_that_goes_away_ends_no_settlement() {
     for goes in [false, true] {
-        let (store, address, _) = scripted();
+        let (store, address, _) = scripted_store();
         store.store().set(Mode::Late(Duration::from_millis(5)));
         let user = limit("user", "fixed-window 100/d");
         let of_address = Check { limit: &address, key: "::1", cost: 1 };
@@ -257,7 +258,7 @@ async fn a_caller_that_goes_away_ends_no_settlement() {
         let most = Duration::from_millis(if goes { 1 } else { 11 });
         assert_eq!(timeout(most, store.apply(&force)).await.is_err(), goes);
         tokio::time::advance(Duration::from_millis(20)).await;
-        settled().await;
+        run_until_idle().await;
         assert_eq!((store.counts().given_back, store.counts().forfeited), (3 * 6, 0));
     }
 }
@@ -270,14 +271,14 @@ async fn slots_are_bounded_and_one_that_goes_gives_back_what_it_has() {
     for n in 0..20 {
         assert!(ask(&store, &limit, &n.to_string(), 1).await.allowed());
     }
-    settled().await;
+    run_until_idle().await;
     assert!(store.counts().slots <= 2, "{:?}", store.counts());
-    assert_eq!(ended(&store, &limit), [6, 0, 91]);
+    assert_eq!(end_and_count(&store, &limit), [6, 0, 91]);
 }
 
 #[tokio::test(start_paused = true)]
 async fn requests_that_cannot_be_served_go_to_the_store_as_they_are() {
-    let (store, daily, _) = scripted();
+    let (store, daily, _) = scripted_store();
     let ask_store = async |batch: Batch<'_, AnyAlgorithm>| {
         for _ in 0..6 {
             let verdict = store.apply(&batch).await.expect("decides");
@@ -309,7 +310,7 @@ async fn requests_that_cannot_be_served_go_to_the_store_as_they_are() {
     ask_store(Batch::one(&Check { cost: 0, ..check })).await;
 
     // Nor is a draw repeated that the store refuses.
-    let (store, limit, _) = scripted();
+    let (store, limit, _) = scripted_store();
     store.store().set(Mode::RefusesIds);
     for n in 0..110 {
         assert_eq!(ask(&store, &limit, "alice", 1).await.allowed(), n < 100);
@@ -390,9 +391,9 @@ async fn of_several_limits_the_one_with_the_least_left_bounds_a_draw() {
         let limits = order.map(|place: usize| all[place].clone());
         let store = greedy(&clock).divisor(divisor).build(Fake::new(&clock));
         for nth in 1..=40 {
-            let before = store.store().left(&all[0], "alice");
+            let before = store.store().remaining(&all[0], "alice");
             assert!(ask_all(&store, &limits, "alice", 1).await.allowed());
-            let drawn = before - store.store().left(&all[0], "alice");
+            let drawn = before - store.store().remaining(&all[0], "alice");
             assert!(drawn <= (before / divisor).max(1), "{divisor}, {order:?}, {nth}: {drawn}");
         }
         assert!(store.counts().draws > 2);
@@ -418,7 +419,11 @@ async fn after_a_reload_the_answers_are_those_of_the_store() {
             );
         }
         assert_eq!(store.give_back().await, 0, "{words}");
-        assert_eq!(store.store().left(&new, "alice"), left(&plain, &new, "alice"), "{words}");
+        assert_eq!(
+            store.store().remaining(&new, "alice"),
+            remaining(&plain, &new, "alice"),
+            "{words}"
+        );
     }
 }
 
@@ -469,10 +474,10 @@ proptest! {
             prop_assert_eq!((forfeited, lost), (0, 0));
             for (name, number) in [("a", numbers[0]), ("b", numbers[1])] {
                 let limit = policy(name, number);
-                prop_assert_eq!(store.store().left(&limit, "alice"), left(&plain, &limit, "alice"));
+                prop_assert_eq!(store.store().remaining(&limit, "alice"), remaining(&plain, &limit, "alice"));
             }
             Ok(())
         };
-        if has_runtime { crate::common::paused().block_on(run)? } else { block_on(run)? }
+        if has_runtime { crate::common::paused_runtime().block_on(run)? } else { block_on(run)? }
     }
 }

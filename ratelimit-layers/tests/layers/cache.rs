@@ -30,7 +30,7 @@ fn lasting(clock: &ManualClock) -> DenialCacheBuilder<ManualClock> {
     DenialCache::builder().clock(clock.clone()).max_age(Duration::MAX)
 }
 
-fn cached() -> (Cached, ManualClock) {
+fn cached_store() -> (Cached, ManualClock) {
     let clock = ManualClock::new(BEGIN);
     (lasting(&clock).build(Fake::new(&clock)), clock)
 }
@@ -59,7 +59,7 @@ fn exhaust(store: &Cached, limit: &Limit<AnyAlgorithm>) {
 fn what_changes_a_key_here_is_asked_of_the_store() {
     let (limit, id) = (three(), ReservationId::new(7));
     for op in [Op::Reset, Op::Refund, Op::Force, Op::Settle, Op::Renew] {
-        let (store, _) = cached();
+        let (store, _) = cached_store();
         let reserved = Check { limit: &limit, key: "alice", cost: 2 };
         assert!(apply(&store, &Batch::one(&reserved).id(id)).allowed());
         assert!(check(&store, &limit, 1).allowed());
@@ -76,7 +76,7 @@ fn what_changes_a_key_here_is_asked_of_the_store() {
         assert_eq!(verdict.allowed(), !matches!(op, Op::Force | Op::Renew), "{op}");
     }
     // Also if the caller goes away.
-    let (store, _) = cached();
+    let (store, _) = cached_store();
     exhaust(&store, &limit);
     store.store().once(SLOW);
     assert!(poll(pin!(operate(&store, Op::Reset, &limit, "alice", 1))).is_pending());
@@ -94,7 +94,7 @@ fn a_state_from_before_is_not_kept_after_what_the_store_decided_since() {
         (Op::Acquire, 1, true, (Source::Cache, false)),
         (Op::Acquire, 0, true, (Source::Cache, false)),
     ] {
-        let (store, clock) = cached();
+        let (store, clock) = cached_store();
         let limit = three();
         assert!(check(&store, &limit, 1).allowed());
         store.store().once(SLOW);
@@ -123,7 +123,7 @@ fn what_the_cache_cannot_know_is_always_asked_of_the_store() {
         ("concurrency 3/h", Mode::Answers),
         ("gcra 3/h burst 3", Mode::Silent),
     ] {
-        let (store, _) = cached();
+        let (store, _) = cached_store();
         store.store().set(mode);
         let limit = limit("l", words);
         exhaust(&store, &limit);
@@ -138,7 +138,7 @@ fn what_the_cache_cannot_know_is_always_asked_of_the_store() {
         let verdict = apply(&store, &Batch::new(&checks).expect("distinct"));
         assert_eq!((verdict.source(), verdict.denied_by().count()), (Source::Store, 2));
     }
-    let (store, _) = cached();
+    let (store, _) = cached_store();
     exhaust(&store, &three);
     let one = Check { limit: &three, key: "alice", cost: 1 };
     let batch = Batch::one(&one);
@@ -159,7 +159,7 @@ fn what_the_cache_cannot_know_is_always_asked_of_the_store() {
 /// repetition of what was admitted.
 #[test]
 fn the_denial_of_a_reservation_is_answered_if_its_id_was_drawn_for_it() {
-    let (store, limit) = (cached().0, three());
+    let (store, limit) = (cached_store().0, three());
     let reserve = |id: u128, is_drawn: bool| {
         let check = Check { limit: &limit, key: "alice", cost: 2 };
         let batch = Batch::one(&check).id(ReservationId::new(id));
@@ -189,7 +189,7 @@ fn the_denial_of_a_reservation_is_answered_if_its_id_was_drawn_for_it() {
 
 #[test]
 fn a_batch_is_answered_if_all_its_states_are_known_and_one_denies() {
-    let (store, _) = cached();
+    let (store, _) = cached_store();
     let (few, many) = (three(), limit("many", "gcra 90/h burst 90"));
     exhaust(&store, &few);
     let checks = [&few, &many].map(|limit| Check { limit, key: "alice", cost: 1 });
@@ -236,7 +236,7 @@ fn an_answer_counts_no_longer_than_the_maximum_age_and_not_after_the_clock_has_g
     }
 
     for back_us in [1, 5_000_000] {
-        let (store, clock) = cached();
+        let (store, clock) = cached_store();
         exhaust(&store, &limit);
         let late = Check { limit: &limit, key: "late", cost: 4 };
         let batch = Batch::one(&late);
@@ -308,7 +308,7 @@ fn a_denial_ends_no_later_than_in_the_store() {
         ["sliding-log 5/s"; 2],
         ["sliding-log 5/s", "gcra 10/s burst 4"],
     ] {
-        let (store, clock) = cached();
+        let (store, clock) = cached_store();
         let limits = words.map(|words| limit("first", words));
         let mut random = fastrand::Rng::with_seed(2);
         let mut requests = 0;

@@ -8,7 +8,7 @@ use proptest::prelude::*;
 use ratelimit_core::{Algorithm, AnyAlgorithm, Clock, ManualClock};
 use ratelimit_layers::Allotments;
 
-use crate::common::{BEGIN, Memory, ask, limit, memory, paused, settled};
+use crate::common::{BEGIN, Memory, ask, limit, memory, paused_runtime, run_until_idle};
 
 type Node = Allotments<Arc<Memory>, AnyAlgorithm, ManualClock>;
 
@@ -36,7 +36,7 @@ fn requests() -> impl Strategy<Value = Requests> {
 /// What is admitted under the second limit, and when, once these requests have been asked under the
 /// first.
 fn admitted_after(change: [&str; 2], before: &Requests, after: &Requests) -> Vec<(u64, u64)> {
-    paused().block_on(async {
+    paused_runtime().block_on(async {
         let clock = ManualClock::new(BEGIN);
         let store = Arc::new(memory(&clock));
         let nodes: Vec<Node> = (0..5)
@@ -55,7 +55,7 @@ fn admitted_after(change: [&str; 2], before: &Requests, after: &Requests) -> Vec
                     admitted.push((clock.now().as_us(), *cost));
                 }
                 // What was settled in a task.
-                settled().await;
+                run_until_idle().await;
             }
         }
         admitted

@@ -32,7 +32,7 @@ pub(crate) const NODES: NonZeroU64 = NonZeroU64::new(3).expect("some");
 pub(crate) const PAUSE: Duration = Duration::from_secs(1);
 pub(crate) const UNAVAILABLE: Mode = Mode::Fails(ErrorKind::Unavailable);
 
-/// What becomes of a call.
+/// What happens to a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Mode {
     Answers,
@@ -81,7 +81,7 @@ pub(crate) struct Fake {
     pub(crate) memory: Memory,
     clock: ManualClock,
     mode: Mutex<Mode>,
-    /// What becomes of the next call.
+    /// What happens to the next call.
     next: Mutex<Option<Mode>>,
     /// Calls begin at once, and go on when it is open.
     is_open: watch::Sender<bool>,
@@ -118,8 +118,8 @@ impl Fake {
     }
 
     /// What a key has left in the store itself.
-    pub(crate) fn left(&self, limit: &Limit<AnyAlgorithm>, key: &str) -> u64 {
-        left(&self.memory, limit, key)
+    pub(crate) fn remaining(&self, limit: &Limit<AnyAlgorithm>, key: &str) -> u64 {
+        remaining(&self.memory, limit, key)
     }
 
     fn mode(&self) -> Mode {
@@ -230,7 +230,7 @@ pub(crate) async fn operate<S: Store<AnyAlgorithm>>(
 }
 
 /// What a key has left in a store that answers at once.
-pub(crate) fn left<S: Store<AnyAlgorithm>>(
+pub(crate) fn remaining<S: Store<AnyAlgorithm>>(
     store: &S,
     limit: &Limit<AnyAlgorithm>,
     key: &str,
@@ -262,7 +262,7 @@ pub(crate) fn allotments<S>(
 }
 
 /// A runtime whose clock stands still while tasks run.
-pub(crate) fn paused() -> Runtime {
+pub(crate) fn paused_runtime() -> Runtime {
     let mut runtime = tokio::runtime::Builder::new_current_thread();
     runtime.enable_time().start_paused(true).build().expect("a runtime")
 }
@@ -270,7 +270,7 @@ pub(crate) fn paused() -> Runtime {
 pub(crate) type Labels = BTreeMap<String, String>;
 
 /// Every series by its name and labels, and its value: of a histogram how often it was recorded.
-pub(crate) fn recorded(run: impl FnOnce()) -> BTreeMap<(String, Labels), u64> {
+pub(crate) fn record_metrics(run: impl FnOnce()) -> BTreeMap<(String, Labels), u64> {
     let recorder = DebuggingRecorder::new();
     let snapshotter = recorder.snapshotter();
     metrics::with_local_recorder(&recorder, run);
@@ -295,7 +295,7 @@ pub(crate) fn poll<F: Future>(future: Pin<&mut F>) -> Poll<F::Output> {
 }
 
 /// Until no task can go on.
-pub(crate) async fn settled() {
+pub(crate) async fn run_until_idle() {
     for _ in 0..200 {
         yield_now().await;
     }

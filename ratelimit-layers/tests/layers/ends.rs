@@ -1,4 +1,4 @@
-//! Every operation that ends or changes something, while something else is under way, through every
+//! Every operation that ends or changes something, while something else is in flight, through every
 //! layer: a denial, a charge, a draw or a reservation that is answered late, done late, dropped
 //! before or after it is done, or ends by a panic of the store.
 
@@ -11,7 +11,9 @@ use ratelimit_core::{
 };
 use tokio::time::sleep;
 
-use crate::common::{BEGIN, Fake, ID, Memory, Mode, ask, left, limit, memory, paused, settled};
+use crate::common::{
+    BEGIN, Fake, ID, Memory, Mode, ask, limit, memory, paused_runtime, remaining, run_until_idle,
+};
 use crate::repeats::{MakeStack, STACKS, Stack};
 
 /// Less than a fallback waits.
@@ -31,13 +33,13 @@ const fn plain(op: Op, cost: u64) -> Asked {
     Asked { op, cost, id: None, is_reloaded: false }
 }
 
-const fn reserved(op: Op, cost: u64) -> Asked {
+const fn of_reservation(op: Op, cost: u64) -> Asked {
     Asked { id: Some((ID, false)), ..plain(op, cost) }
 }
 
 const DRAWN: Asked = Asked { id: Some((ReservationId::new(43), true)), ..plain(Op::Acquire, 3) };
 
-/// What is under way: what fits, what does not, and an estimate.
+/// What is in flight: what fits, what does not, and an estimate.
 const UNDER_WAY: [Asked; 3] = [plain(Op::Acquire, 3), plain(Op::Acquire, 990), DRAWN];
 
 /// What comes meanwhile.
@@ -47,16 +49,16 @@ const ENDS: [Asked; 9] = [
     plain(Op::Force, 9),
     plain(Op::Adopt, 100),
     plain(Op::Peek, 1),
-    reserved(Op::Settle, 2),
-    reserved(Op::Extend, 20),
-    reserved(Op::Renew, 0),
+    of_reservation(Op::Settle, 2),
+    of_reservation(Op::Extend, 20),
+    of_reservation(Op::Renew, 0),
     Asked { is_reloaded: true, ..plain(Op::Acquire, 1) },
 ];
 
 /// What another process charges then, so that nothing is hidden by a limit that is full.
 const OTHER: Asked = plain(Op::Force, 50);
 
-/// How the store does what is under way, and whether its future is dropped once the other is done.
+/// How the store does what is in flight, and whether its future is dropped once the other is done.
 const FATES: [(Mode, bool); 6] = [
     (Mode::Answers, false),
     (Mode::Late(MOMENT), false),
@@ -86,7 +88,7 @@ impl Asked {
         }
     }
 
-    async fn of(self, store: Stack) {
+    async fn send(self, store: Stack) {
         let limit = self.limit();
         let check = Check { limit: &limit, key: "alice", cost: self.cost };
         // What is refused changes nothing.
@@ -102,14 +104,14 @@ impl Asked {
 
 /// What comes first: a reservation, and requests enough for a draw.
 fn before() -> impl Iterator<Item = Asked> {
-    std::iter::once(reserved(Op::Acquire, 7)).chain([plain(Op::Acquire, 1); 7])
+    std::iter::once(of_reservation(Op::Acquire, 7)).chain([plain(Op::Acquire, 1); 7])
 }
 
 /// What is left in a store of its own that does these in their order.
-fn due(order: &[Asked], last: &Limit<AnyAlgorithm>) -> u64 {
+fn remaining_after(order: &[Asked], last: &Limit<AnyAlgorithm>) -> u64 {
     let store = memory(&ManualClock::new(BEGIN));
     before().chain(order.iter().copied()).for_each(|asked| asked.of_memory(&store));
-    left(&store, last, "alice")
+    remaining(&store, last, "alice")
 }
 
 async fn run(
@@ -122,22 +124,22 @@ async fn run(
     let fake = Arc::new(Fake::new(&clock));
     let store = make(&fake, &clock);
     for asked in before() {
-        asked.of(store.clone()).await;
+        asked.send(store.clone()).await;
     }
     fake.once(mode);
-    let task = tokio::spawn(under_way.of(store.clone()));
-    settled().await;
-    ends.of(store.clone()).await;
+    let task = tokio::spawn(under_way.send(store.clone()));
+    run_until_idle().await;
+    ends.send(store.clone()).await;
     OTHER.of_memory(&fake.memory);
     if is_dropped {
         task.abort();
     }
     let _ended = task.await;
     // Allotments end, and go back.
-    settled().await;
+    run_until_idle().await;
     clock.advance(Duration::from_secs(1));
     sleep(Duration::from_secs(1)).await;
-    settled().await;
+    run_until_idle().await;
 
     let last = ends.limit();
     let orders = [
@@ -154,13 +156,13 @@ async fn run(
         _ => &orders[3..],
     }
     .iter()
-    .map(|order| due(order, &last))
+    .map(|order| remaining_after(order, &last))
     .collect();
     let mut forfeited = 0;
     store.report_counts(&mut |name, count| {
         forfeited += if name.contains("forfeited") { count } else { 0 };
     });
-    let is = fake.left(&last, "alice");
+    let is = fake.remaining(&last, "alice");
     let (fewest, most) = (all.iter().min().expect("one"), all.iter().max().expect("one"));
     let told = format!("{is} left of {all:?}, {forfeited} forfeited");
     if is > *most || is + forfeited < *fewest || (forfeited == 0 && !all.contains(&is)) {
@@ -183,7 +185,8 @@ fn what_comes_while_something_is_under_way_leaves_what_some_order_of_both_leaves
         for under_way in UNDER_WAY {
             for ends in ENDS {
                 for fate in FATES {
-                    if let Err(broken) = paused().block_on(run(make, under_way, ends, fate)) {
+                    if let Err(broken) = paused_runtime().block_on(run(make, under_way, ends, fate))
+                    {
                         panic!("{name}: {under_way:?}, {fate:?}, beside {ends:?}: {broken}");
                     }
                 }

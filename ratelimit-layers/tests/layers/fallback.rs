@@ -31,7 +31,7 @@ pub(crate) fn layered_with(
     (fallback(settings(Fallback::builder()), Fake::new(&clock), &clock, all), clock)
 }
 
-pub(crate) fn layered(limits: &[Limit<AnyAlgorithm>]) -> Layered {
+pub(crate) fn layered_store(limits: &[Limit<AnyAlgorithm>]) -> Layered {
     layered_with(limits, |settings| settings).0
 }
 
@@ -70,7 +70,7 @@ pub(crate) async fn up(store: &Layered, limits: &[Limit<AnyAlgorithm>]) {
     store.store().calls();
 }
 
-fn counted(store: &Layered) -> Vec<(OnOutage, [u64; 4])> {
+fn outage_counts(store: &Layered) -> Vec<(OnOutage, [u64; 4])> {
     let all = store.outage_counts().into_iter();
     all.map(|OutageCount { choice, allowed, denied, spared, undetermined, .. }| {
         (choice, [allowed, denied, spared, undetermined])
@@ -82,11 +82,11 @@ fn counted(store: &Layered) -> Vec<(OnOutage, [u64; 4])> {
 async fn while_the_store_hangs_a_handful_of_calls_wait_and_one_probe_at_a_time() {
     let limits = [burst(OnOutage::Local)];
     for mode in [Mode::Hangs, Mode::ChargesAndHangs] {
-        let store = layered(&limits);
+        let store = layered_store(&limits);
         for left in (40..60).rev() {
             assert_eq!(ask(&store, &limits, 1).await.remaining(), left);
         }
-        assert_eq!((store.store().calls(), counted(&store)), (20, vec![]));
+        assert_eq!((store.store().calls(), outage_counts(&store)), (20, vec![]));
         store.store().set(mode);
         let begin = Instant::now();
         for nth in 1..=5 {
@@ -100,9 +100,9 @@ async fn while_the_store_hangs_a_handful_of_calls_wait_and_one_probe_at_a_time()
         assert_eq!(store.store().calls(), 5);
         // The share of one node of three. What was sent and not answered may be charged twice, and
         // nothing else.
-        assert_eq!(counted(&store), [(OnOutage::Local, [20, 85, 0, 5])]);
+        assert_eq!(outage_counts(&store), [(OnOutage::Local, [20, 85, 0, 5])]);
         let charged = if mode == Mode::Hangs { 0 } else { 5 };
-        assert_eq!(store.store().left(&limits[0], "alice"), 40 - charged);
+        assert_eq!(store.store().remaining(&limits[0], "alice"), 40 - charged);
         for _ in 0..3 {
             advance(PAUSE).await;
             let mut tasks = tokio::task::JoinSet::new();
@@ -141,7 +141,7 @@ async fn a_request_waits_once_however_many_limits_it_has() {
     let shadow = |name| limit(name, "gcra 60/m burst 60").on_outage(OnOutage::Local).shadow();
     let (enforced, one, two) = (burst(OnOutage::Local), shadow("one"), shadow("two"));
     for all in [vec![enforced, one.clone(), two.clone()], vec![one, two]] {
-        let limiter = RateLimiter::new(limits(&all), layered(&all));
+        let limiter = RateLimiter::new(limits(&all), layered_store(&all));
         limiter.store().store().set(Mode::Hangs);
         let begin = Instant::now();
         let verdict = limiter.check("alice").await.expect("decides");
@@ -160,7 +160,7 @@ async fn a_request_waits_once_however_many_limits_it_has() {
     // Nor does a list of entries wait for each limit.
     let all = ["one", "two", "three"].map(|name| limit(name, "window-log 9/m"));
     let all = all.map(|limit| limit.on_outage(OnOutage::Local));
-    let limiter = RateLimiter::new(limits(&all), layered(&all));
+    let limiter = RateLimiter::new(limits(&all), layered_store(&all));
     limiter.store().store().set(Mode::Hangs);
     let begin = Instant::now();
     assert_eq!(limiter.entries("alice").await.expect("lists").len(), 3);
@@ -173,19 +173,22 @@ async fn closed_limits_refuse_else_local_ones_decide() {
         [(OnOutage::Open, true, 59), (OnOutage::Closed, false, 0), (OnOutage::Local, true, 19)]
     {
         let limits = [burst(choice)];
-        let store = layered(&limits);
+        let store = layered_store(&limits);
         down(&store, &limits).await;
         let verdict = ask(&store, &limits, 1).await;
         assert_eq!((verdict.allowed(), verdict.remaining()), (allowed, left), "{choice:?}");
         let wait = if allowed { Duration::ZERO } else { PAUSE };
         assert_eq!((verdict.retry_after(), store.store().calls()), (Some(wait), 0));
-        assert_eq!(counted(&store), [(choice, [u64::from(allowed), u64::from(!allowed), 0, 0])]);
+        assert_eq!(
+            outage_counts(&store),
+            [(choice, [u64::from(allowed), u64::from(!allowed), 0, 0])]
+        );
     }
 
     let tries = limit("tries", "fixed-window 30/h count attempts").on_outage(OnOutage::Local);
     let [open, local, closed] = [OnOutage::Open, OnOutage::Local, OnOutage::Closed].map(burst);
     let all = [tries, open, local, closed];
-    let store = layered(&all);
+    let store = layered_store(&all);
     down(&store, &all).await;
     let decided = |verdict: &Verdict| -> Vec<_> {
         verdict.decisions().iter().map(|one| (one.allowed, one.remaining)).collect()
@@ -204,13 +207,13 @@ async fn closed_limits_refuse_else_local_ones_decide() {
         (OnOutage::Open, [1, 0, 2, 0]),
         (OnOutage::Local, [0, 0, 1, 0]),
     ];
-    assert_eq!(counted(&store), counts);
+    assert_eq!(outage_counts(&store), counts);
 }
 
 #[tokio::test(start_paused = true)]
 async fn errors_of_a_store_that_is_there_are_returned_and_do_not_open_the_breaker() {
     let limits = [burst(OnOutage::Open)];
-    let store = layered(&limits);
+    let store = layered_store(&limits);
     let checks = checks(&limits, "alice", 1);
     for kind in [
         ErrorKind::Contended,
@@ -228,7 +231,7 @@ async fn errors_of_a_store_that_is_there_are_returned_and_do_not_open_the_breake
         }
         assert_eq!(store.breaker(), BreakerState::Closed, "{kind:?}");
     }
-    assert_eq!(counted(&store), []);
+    assert_eq!(outage_counts(&store), []);
     // A request that no store can decide is refused during an outage, too.
     down(&store, &limits).await;
     let settle = Batch::one(&checks[0]).op(Op::Settle);
@@ -238,7 +241,7 @@ async fn errors_of_a_store_that_is_there_are_returned_and_do_not_open_the_breake
 #[tokio::test(start_paused = true)]
 async fn an_operation_that_only_the_store_can_do_is_an_error() {
     let limits = [burst(OnOutage::Local)];
-    let store = layered(&limits);
+    let store = layered_store(&limits);
     let checks = checks(&limits, "alice", 5);
     let batch = Batch::one(&checks[0]);
     assert!(store.apply(&batch.id(ID)).await.expect("decides").allowed());
@@ -260,7 +263,7 @@ async fn an_operation_that_only_the_store_can_do_is_an_error() {
 async fn a_reservation_settles_where_it_was_made() {
     for (choice, left) in [(OnOutage::Local, 16), (OnOutage::Open, 60)] {
         let limits = [burst(choice)];
-        let store = layered(&limits);
+        let store = layered_store(&limits);
         let (reserved, settled) = (checks(&limits, "alice", 10), checks(&limits, "alice", 4));
         let reserve = Batch::one(&reserved[0]).id(ID);
         let settle = Batch::one(&settled[0]).id(ID).op(Op::Settle);
@@ -275,11 +278,11 @@ async fn a_reservation_settles_where_it_was_made() {
             assert_eq!((verdict.allowed(), verdict.remaining()), (true, left), "{choice:?}");
         }
         assert_eq!(store.store().calls(), 0);
-        assert_eq!(store.store().left(&limits[0], "alice"), 60);
+        assert_eq!(store.store().remaining(&limits[0], "alice"), 60);
         // The same id of another key is another reservation.
         let other = Check { key: "bob", ..reserved[0] };
         assert!(store.apply(&Batch::one(&other).id(ID)).await.expect("decides").allowed());
-        assert_eq!(store.store().left(&limits[0], "bob"), 50);
+        assert_eq!(store.store().remaining(&limits[0], "bob"), 50);
 
         // One that was denied leaves no id behind.
         if choice == OnOutage::Local {
@@ -289,7 +292,7 @@ async fn a_reservation_settles_where_it_was_made() {
             up(&store, &limits).await;
             let little = Check { cost: 1, ..much };
             assert!(store.apply(&Batch::one(&little).id(ID)).await.expect("decides").allowed());
-            assert_eq!(store.store().left(&limits[0], "carol"), 59);
+            assert_eq!(store.store().remaining(&limits[0], "carol"), 59);
         }
     }
 }
@@ -300,18 +303,18 @@ async fn an_estimate_whose_answer_was_lost_is_taken_back() {
     for choice in [OnOutage::Closed, OnOutage::Open, OnOutage::Local] {
         for away in [Duration::ZERO, Duration::from_secs(5)] {
             let limits = [burst(choice)];
-            let store = layered(&limits);
+            let store = layered_store(&limits);
             let checks = checks(&limits, "alice", 10);
             let reserve = Batch::one(&checks[0]).id(ID).settled_once();
             store.store().set(Mode::Hangs);
             store.store().once(Mode::ChargesAndHangs);
             let verdict = store.apply(&reserve).await.expect("decides");
             assert_eq!(verdict.allowed(), choice != OnOutage::Closed);
-            assert_eq!(store.store().left(&limits[0], "alice"), 50, "{choice:?}");
+            assert_eq!(store.store().remaining(&limits[0], "alice"), 50, "{choice:?}");
             sleep(away).await;
             store.store().set(Mode::Answers);
             sleep(Duration::from_secs(4)).await;
-            assert_eq!(store.store().left(&limits[0], "alice"), 60, "{choice:?}, {away:?}");
+            assert_eq!(store.store().remaining(&limits[0], "alice"), 60, "{choice:?}, {away:?}");
         }
     }
 }
@@ -346,7 +349,7 @@ async fn ids_without_the_store_are_bounded() {
 #[tokio::test(start_paused = true)]
 async fn a_given_time_decides_locally_as_in_the_store() {
     let limits = [burst(OnOutage::Local)];
-    let store = layered(&limits);
+    let store = layered_store(&limits);
     down(&store, &limits).await;
     let checks = checks(&limits, "alice", 20);
     for (seconds, allowed) in [(0, true), (59, false), (60, true), (61, false), (120, true)] {
@@ -361,7 +364,7 @@ async fn entries_are_those_of_the_local_limit_while_the_store_is_away() {
     let [local, open] = [OnOutage::Local, OnOutage::Open]
         .map(|choice| limit(choice.name(), "window-log 9/h").on_outage(choice));
     let limits = [local.clone()];
-    let store = layered(&[local.clone(), open.clone()]);
+    let store = layered_store(&[local.clone(), open.clone()]);
     down(&store, &limits).await;
     assert!(ask(&store, &limits, 1).await.allowed());
     let entries = store.entries(&local, "alice", Now::Store).await.expect("lists");
@@ -388,7 +391,7 @@ async fn limits_without_a_choice_or_a_share_are_refused_by_name() {
         assert!(error.to_string().contains(told), "{error}");
     }
     // A limiter of other limits over the same store is refused before there is an outage.
-    let store = layered(&[burst(OnOutage::Open)]);
+    let store = layered_store(&[burst(OnOutage::Open)]);
     let check = Check { limit: &silent, key: "alice", cost: 1 };
     let error: FallbackError<FakeError> =
         store.apply(&Batch::one(&check)).await.expect_err("no choice");
@@ -403,7 +406,7 @@ async fn a_share_is_that_of_the_limit_which_the_request_has() {
         let share = limit("l", &format!("fixed-window {count}/h")).on_outage(OnOutage::Local);
         (share, count / 3)
     });
-    let store = layered(std::slice::from_ref(&numbers[0].0));
+    let store = layered_store(std::slice::from_ref(&numbers[0].0));
     for (limit, due) in &numbers {
         let all = std::slice::from_ref(limit);
         down(&store, all).await;

@@ -17,8 +17,8 @@ use tracing::{Dispatch, Level};
 use tracing_subscriber::fmt::format::FmtSpan;
 
 use crate::common::{
-    BEGIN, Fake, Memory, Mode, UNAVAILABLE, checks, fallback, limit, limits, memory, paused,
-    recorded,
+    BEGIN, Fake, Memory, Mode, UNAVAILABLE, checks, fallback, limit, limits, memory,
+    paused_runtime, record_metrics,
 };
 
 type Counting = TopDenied<Memory>;
@@ -58,7 +58,7 @@ fn an_observer_forwards_every_call_and_hears_of_each_decision() {
         assert_eq!(store.store().store().top(2)[0].count, 4);
     };
     let mut lines = Vec::new();
-    let recorded = recorded(|| lines = traced(run));
+    let recorded = record_metrics(|| lines = record_trace(run));
     assert_eq!(lines.iter().filter(|line| line.ends_with("}: close")).count(), 8);
     let durations = recorded.iter().filter(|((name, _), _)| name == "ratelimit_duration_seconds");
     assert_eq!(durations.map(|(_, heard)| *heard).collect::<Vec<_>>(), [8]);
@@ -148,7 +148,7 @@ proptest! {
 static SILENT: LazyLock<Dispatch> = LazyLock::new(|| Dispatch::new(NoSubscriber::new()));
 
 /// What is traced while this runs, by line: a span when it ends, and each event within its span.
-fn traced(run: impl FnOnce()) -> Vec<String> {
+fn record_trace(run: impl FnOnce()) -> Vec<String> {
     LazyLock::force(&SILENT);
     let file = tempfile::NamedTempFile::new().expect("a file");
     let lines = tracing_subscriber::fmt().with_max_level(Level::DEBUG).without_time();
@@ -182,7 +182,7 @@ fn each_decision_is_a_span_and_each_error_an_event_at_most_once_per_second() {
             }
         }
     };
-    let lines = traced(|| paused().block_on(run));
+    let lines = record_trace(|| paused_runtime().block_on(run));
     let spans: Vec<_> = lines.iter().filter_map(|line| line.strip_suffix("}: close")).collect();
     assert_eq!(spans.len(), 1_005);
     let asked = r#"DEBUG ratelimit{op=acquire limits="narrow,wide""#;
@@ -234,7 +234,7 @@ fn callers(seed: u64) -> Vec<(Vec<(&'static str, &'static str)>, u64)> {
 }
 
 /// What the verdicts of a limiter over a store without layers say, by name.
-fn due(all: &[Limit<AnyAlgorithm>], seed: u64) -> ByName {
+fn expected_by_name(all: &[Limit<AnyAlgorithm>], seed: u64) -> ByName {
     let limiter = RateLimiter::new(limits(all), memory(&ManualClock::new(BEGIN)));
     let mut due = ByName::default();
     for (caller, cost) in callers(seed) {
@@ -270,12 +270,12 @@ fn due(all: &[Limit<AnyAlgorithm>], seed: u64) -> ByName {
 }
 
 /// What the observers of the same requests tell.
-fn observed(all: &[Limit<AnyAlgorithm>], seed: u64, is_away: bool) -> ByName {
+fn observe_by_name(all: &[Limit<AnyAlgorithm>], seed: u64, is_away: bool) -> ByName {
     let mut told = ByName::default();
     let (mut lines, mut sums) = (Vec::new(), BTreeMap::new());
-    let recorded = recorded(|| {
-        lines = traced(|| {
-            paused().block_on(async {
+    let recorded = record_metrics(|| {
+        lines = record_trace(|| {
+            paused_runtime().block_on(async {
                 let clock = ManualClock::new(BEGIN);
                 let settings = Fallback::builder().nodes(NonZeroU64::MIN).clock(clock.clone());
                 let within = settings.build(Fake::new(&clock), &limits(all)).expect("choices");
@@ -333,7 +333,7 @@ fn observed(all: &[Limit<AnyAlgorithm>], seed: u64, is_away: bool) -> ByName {
 fn whatever_is_told_of_a_limit_has_the_name_that_the_verdict_has() {
     let all = differing();
     for (seed, order) in (0..).zip(orders(&all)) {
-        let due = due(&order, seed);
+        let due = expected_by_name(&order, seed);
         for limit in &all {
             let denies = |((name, outcome), _): (&(String, String), &u64)| {
                 name == limit.name() && outcome.ends_with("denied")
@@ -341,7 +341,7 @@ fn whatever_is_told_of_a_limit_has_the_name_that_the_verdict_has() {
             assert!(due.outcomes.iter().any(denies), "{} denies: {due:?}", limit.name());
         }
         for is_away in [false, true] {
-            assert_eq!(observed(&order, seed, is_away), due, "{order:?}, away: {is_away}");
+            assert_eq!(observe_by_name(&order, seed, is_away), due, "{order:?}, away: {is_away}");
         }
     }
 }

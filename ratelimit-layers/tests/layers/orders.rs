@@ -8,8 +8,8 @@ use ratelimit_core::{AnyAlgorithm, DynStore, Limit, ManualClock, OnOutage, Sourc
 use ratelimit_layers::{BreakerState, Fallback, Metrics, TopDenied, Traced};
 
 use crate::common::{
-    BEGIN, Fake, Mode, PAUSE, UNAVAILABLE, allotments, ask, cache, fallback, limit, memory, paused,
-    recorded,
+    BEGIN, Fake, Mode, PAUSE, UNAVAILABLE, allotments, ask, cache, fallback, limit, memory,
+    paused_runtime, record_metrics,
 };
 
 fn daily() -> Limit<AnyAlgorithm> {
@@ -18,7 +18,7 @@ fn daily() -> Limit<AnyAlgorithm> {
 
 /// How many of 1,000 requests in a row are admitted, decided by the store, by a cache, and served
 /// from allotments.
-async fn drained(store: &dyn DynStore<AnyAlgorithm>) -> [u64; 4] {
+async fn drain(store: &dyn DynStore<AnyAlgorithm>) -> [u64; 4] {
     let [mut admitted, mut stored, mut cached, mut served] = [0; 4];
     for _ in 0..1_000 {
         let verdict = ask(&store, &daily(), "alice", 1).await;
@@ -37,7 +37,7 @@ async fn each_layer_does_its_part_wherever_it_stands() {
     let clock = ManualClock::new(BEGIN);
     let within = || memory(&clock);
     let drains = async |what: &str, store: &dyn DynStore<AnyAlgorithm>, due| {
-        assert_eq!(drained(store).await, due, "{what}");
+        assert_eq!(drain(store).await, due, "{what}");
     };
     let due = [100, 101, 899, 0];
     drains("a cache", &cache(within(), &clock), due).await;
@@ -57,11 +57,11 @@ async fn each_layer_does_its_part_wherever_it_stands() {
 #[test]
 fn metrics_tell_apart_what_reaches_the_store_and_what_does_not() {
     let clock = ManualClock::new(BEGIN);
-    let seen = recorded(|| {
+    let seen = record_metrics(|| {
         let inner = Traced::new(Metrics::named(memory(&clock), "inner"));
         let all = allotments(cache(TopDenied::new(inner, 16), &clock), &clock);
         let store = TopDenied::new(Metrics::named(Traced::new(all), "outer"), 16);
-        paused().block_on(drained(&store));
+        paused_runtime().block_on(drain(&store));
         assert_eq!(store.top(1)[0].count, 900);
         assert_eq!(store.store().store().store().store().store().top(1)[0].count, 1);
     });

@@ -14,7 +14,8 @@ use tokio::task::yield_now;
 use tokio::time::sleep;
 
 use crate::common::{
-    Fake, ID, Mode, PAUSE, UNAVAILABLE, ask_all, checks, fallback, limit, operate, paused, settled,
+    Fake, ID, Mode, PAUSE, UNAVAILABLE, ask_all, checks, fallback, limit, operate, paused_runtime,
+    run_until_idle,
 };
 use crate::fallback::{Layered, ask, burst, down, layered_with, up};
 
@@ -28,9 +29,9 @@ fn charging() -> (Layered, ManualClock, [Limit<AnyAlgorithm>; 1]) {
 
 /// How many keys are to be charged, how many charges are forgotten, and what Alice has left in the
 /// store, when the task has run that never waits for the clock while the store answers.
-async fn recovered(store: &Layered, limits: &[Limit<AnyAlgorithm>]) -> (usize, u64, u64) {
+async fn recover(store: &Layered, limits: &[Limit<AnyAlgorithm>]) -> (usize, u64, u64) {
     sleep(Duration::from_millis(1)).await;
-    let left = store.store().left(&limits[0], "alice");
+    let left = store.store().remaining(&limits[0], "alice");
     (store.pending_charges(), store.forgotten_charges(), left)
 }
 
@@ -46,8 +47,8 @@ async fn it_is_charged_or_forgotten_by_choice() {
         assert!(ask_all(&store, &limits, "bob", 3).await.allowed());
         assert!(!ask_all(&store, &limits, "bob", 18).await.allowed());
         up(&store, &limits).await;
-        assert_eq!(recovered(&store, &limits).await, (0, 0, left[0]), "{choice:?}");
-        assert_eq!(store.store().left(&limits[0], "bob"), left[1], "{choice:?}");
+        assert_eq!(recover(&store, &limits).await, (0, 0, left[0]), "{choice:?}");
+        assert_eq!(store.store().remaining(&limits[0], "bob"), left[1], "{choice:?}");
     }
 }
 
@@ -59,7 +60,7 @@ async fn what_still_counts_is_charged_without_refunds_and_ids_and_of_so_many_key
     // The share refills at 20 a minute.
     clock.advance(Duration::from_secs(30));
     up(&store, &limits).await;
-    assert_eq!(recovered(&store, &limits).await, (0, 0, 50));
+    assert_eq!(recover(&store, &limits).await, (0, 0, 50));
 
     let (store, _, limits) = charging();
     down(&store, &limits).await;
@@ -71,7 +72,7 @@ async fn what_still_counts_is_charged_without_refunds_and_ids_and_of_so_many_key
     let checks = checks(&limits, "alice", 4);
     assert!(store.apply(&Batch::one(&checks[0]).id(ID)).await.expect("reserves").allowed());
     up(&store, &limits).await;
-    assert_eq!(recovered(&store, &limits).await, (0, 1, 54));
+    assert_eq!(recover(&store, &limits).await, (0, 1, 54));
 }
 
 #[tokio::test(start_paused = true)]
@@ -90,7 +91,7 @@ async fn a_charge_that_may_have_arrived_is_not_sent_again_and_one_that_did_not_i
         sleep(Duration::from_millis(500)).await;
         store.store().set(Mode::Answers);
         sleep(PAUSE * 2).await;
-        assert_eq!(recovered(&store, &limits).await, (0, forgotten, left), "{mode:?}");
+        assert_eq!(recover(&store, &limits).await, (0, forgotten, left), "{mode:?}");
     }
 }
 
@@ -99,11 +100,11 @@ async fn what_is_admitted_locally_while_the_breaker_stays_closed_is_charged_by_t
     let (store, _, limits) = charging();
     store.store().set(UNAVAILABLE);
     assert!(ask(&store, &limits, 3).await.allowed());
-    assert_eq!(recovered(&store, &limits).await, (1, 0, 60));
+    assert_eq!(recover(&store, &limits).await, (1, 0, 60));
     store.store().set(Mode::Answers);
     assert!(ask_all(&store, &limits, "bob", 1).await.allowed());
     assert_eq!(store.breaker(), BreakerState::Closed);
-    assert_eq!(recovered(&store, &limits).await, (0, 0, 57));
+    assert_eq!(recover(&store, &limits).await, (0, 0, 57));
 }
 
 #[tokio::test(start_paused = true)]
@@ -114,14 +115,14 @@ async fn a_request_that_the_store_may_have_charged_is_not_charged_once_more() {
         assert!(ask(&store, &limits, 1).await.allowed());
     }
     // Five calls had no answer, and the store has charged them. The breaker kept three from it.
-    assert_eq!(recovered(&store, &limits).await, (1, 0, 55));
+    assert_eq!(recover(&store, &limits).await, (1, 0, 55));
     up(&store, &limits).await;
-    assert_eq!(recovered(&store, &limits).await, (0, 0, 52));
+    assert_eq!(recover(&store, &limits).await, (0, 0, 52));
 }
 
 #[test]
 fn a_recovery_whose_runtime_no_thread_drives_holds_up_no_other() {
-    let [idle, driven] = [paused(), paused()];
+    let [idle, driven] = [paused_runtime(), paused_runtime()];
     let (store, _, limits) = charging();
     idle.block_on(async {
         down(&store, &limits).await;
@@ -137,9 +138,9 @@ fn a_recovery_whose_runtime_no_thread_drives_holds_up_no_other() {
         down(&store, &limits).await;
         assert!(ask_all(&store, &limits, "bob", 3).await.allowed());
         up(&store, &limits).await;
-        assert_eq!(recovered(&store, &limits).await, (0, 0, 60));
+        assert_eq!(recover(&store, &limits).await, (0, 0, 60));
     });
-    assert_eq!(store.store().left(&limits[0], "bob"), 57);
+    assert_eq!(store.store().remaining(&limits[0], "bob"), 57);
 }
 
 /// A clock that panics at one reading, after the test asks for it.
@@ -190,7 +191,7 @@ async fn a_charge_that_panics_is_counted_and_holds_no_other_back() {
     clock.1.store(true, Relaxed);
     for pending in [1, 0] {
         assert!(ask_all(&store, &limits, "carol", 1).await.allowed());
-        settled().await;
+        run_until_idle().await;
         assert_eq!((store.pending_charges(), store.forgotten_charges()), (pending, 1));
     }
 }
@@ -217,7 +218,11 @@ async fn long_keys_take_bounded_memory_and_go_when_they_count_no_more() {
 
 /// A fallback that charges on recovery and is down, and what it decides of one request to all of
 /// these limits.
-async fn decided(limits: &[Limit<AnyAlgorithm>], op: Op, cost: u64) -> (Layered, Verdict) {
+async fn decide_while_down(
+    limits: &[Limit<AnyAlgorithm>],
+    op: Op,
+    cost: u64,
+) -> (Layered, Verdict) {
     let charge = OnRecovery::Charge;
     let (store, _) = layered_with(limits, |settings| settings.on_recovery(charge));
     down(&store, limits).await;
@@ -240,9 +245,9 @@ async fn each_of_several_limits_is_decided_and_charged_as_if_alone() {
         let limits = order.map(|place: usize| all[place].clone());
         for (op, cost) in [(Op::Acquire, 7), (Op::Force, 20)] {
             let case = format!("{op} in {order:?}");
-            let (store, together) = decided(&limits, op, cost).await;
+            let (store, together) = decide_while_down(&limits, op, cost).await;
             for (position, limit) in limits.iter().enumerate() {
-                let (_, alone) = decided(std::slice::from_ref(limit), op, cost).await;
+                let (_, alone) = decide_while_down(std::slice::from_ref(limit), op, cost).await;
                 let name = limit.name();
                 assert_eq!(together.decisions()[position], alone.decisions()[0], "{name}: {case}");
                 assert_eq!(together.account(position), alone.account(0), "{name}: {case}");
@@ -251,7 +256,12 @@ async fn each_of_several_limits_is_decided_and_charged_as_if_alone() {
             sleep(Duration::from_millis(1)).await;
             // No more counts than the share of one of three has room for.
             for (limit, left) in all.iter().zip([90, 30 - cost.min(10), 900 - cost]) {
-                assert_eq!(store.store().left(limit, "alice"), left, "{}: {case}", limit.name());
+                assert_eq!(
+                    store.store().remaining(limit, "alice"),
+                    left,
+                    "{}: {case}",
+                    limit.name()
+                );
             }
         }
     }

@@ -126,7 +126,7 @@ fn in_words(said: Result<PolicyChanges, Arc<ReloadError>>) -> String {
 }
 
 /// Watches a new file with this policy. What the test does from here on falls between two looks.
-async fn watched(document: &str) -> Watched {
+async fn watch_file(document: &str) -> Watched {
     let folder = tempfile::tempdir().expect("a folder");
     let path = folder.path().join("policy.toml");
     fs::write(&path, document).expect("writes");
@@ -148,7 +148,7 @@ impl Watched {
         tokio::time::sleep(EVERY * count).await;
     }
 
-    fn told(&self) -> Vec<String> {
+    fn take_reports(&self) -> Vec<String> {
         std::mem::take(&mut self.told.lock().expect("no panic"))
     }
 }
@@ -162,17 +162,20 @@ fn replace(path: &Path, document: &str) {
 
 #[tokio::test(start_paused = true)]
 async fn a_file_that_is_written_or_replaced_is_read() {
-    let watched = watched(&policy(&[("burst", 20)])).await;
+    let watched = watch_file(&policy(&[("burst", 20)])).await;
     watched.looks(5).await;
-    assert_eq!(watched.told(), Vec::<String>::new());
+    assert_eq!(watched.take_reports(), Vec::<String>::new());
 
     fs::write(&watched.path, policy(&[("burst", 9)])).expect("writes");
     watched.looks(5).await;
-    assert_eq!((watched.told(), capacity(&watched.reload)), (vec!["changed burst".into()], 9));
+    assert_eq!(
+        (watched.take_reports(), capacity(&watched.reload)),
+        (vec!["changed burst".into()], 9)
+    );
 
     replace(&watched.path, &policy(&[("burst", 8), ("more", 30)]));
     watched.looks(5).await;
-    assert_eq!(watched.told(), ["added more; changed burst"]);
+    assert_eq!(watched.take_reports(), ["added more; changed burst"]);
     // A symbolic link that moves is followed.
     let other = watched.folder.path().join("other.toml");
     fs::write(&other, policy(&[("burst", 7)])).expect("writes");
@@ -180,15 +183,15 @@ async fn a_file_that_is_written_or_replaced_is_read() {
     std::os::unix::fs::symlink(&other, &link).expect("links");
     fs::rename(&link, &watched.path).expect("renames");
     watched.looks(5).await;
-    assert_eq!(watched.told(), ["removed more; changed burst"]);
+    assert_eq!(watched.take_reports(), ["removed more; changed burst"]);
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_broken_file_is_an_error_once_and_the_policy_stays() {
-    let watched = watched(&policy(&[("burst", 20)])).await;
+    let watched = watch_file(&policy(&[("burst", 20)])).await;
     replace(&watched.path, "[[limit]]\nname = 'burst'\n");
     watched.looks(9).await;
-    let told = watched.told();
+    let told = watched.take_reports();
     assert_eq!((told.len(), capacity(&watched.reload)), (1, 20), "{told:?}");
     assert!(told[0].contains("policy.toml") && told[0].contains("line 1"), "{told:?}");
     let last = watched.reload.last_error().expect("the last one failed");
@@ -196,13 +199,13 @@ async fn a_broken_file_is_an_error_once_and_the_policy_stays() {
 
     fs::remove_file(&watched.path).expect("removes");
     watched.looks(9).await;
-    let told = watched.told();
+    let told = watched.take_reports();
     assert!(told.len() == 1 && told[0].contains("cannot be read"), "{told:?}");
     assert_eq!(capacity(&watched.reload), 20);
 
     replace(&watched.path, &policy(&[("burst", 5)]));
     watched.looks(5).await;
-    assert_eq!(watched.told(), ["changed burst"]);
+    assert_eq!(watched.take_reports(), ["changed burst"]);
     assert!(watched.reload.last_error().is_none());
 
     // The policy that was in force before the mistake is taken, too.
@@ -216,10 +219,10 @@ async fn a_broken_file_is_an_error_once_and_the_policy_stays() {
 
 #[tokio::test(start_paused = true)]
 async fn a_panic_of_those_who_are_told_or_asked_ends_no_watch() {
-    let watched = watched(&policy(&[("burst", 20)])).await;
+    let watched = watch_file(&policy(&[("burst", 20)])).await;
     replace(&watched.path, &policy(&[("loud", 5)]));
     watched.looks(5).await;
-    assert_eq!(watched.told(), ["added loud; removed burst"]);
+    assert_eq!(watched.take_reports(), ["added loud; removed burst"]);
     let valid = |limits: &Limits<AnyAlgorithm>| {
         assert_ne!(limits.as_slice()[0].name(), "wrong", "as the test wants it");
         Ok(())
@@ -227,16 +230,16 @@ async fn a_panic_of_those_who_are_told_or_asked_ends_no_watch() {
     let _ = watched.reload.clone().validate(valid).expect("valid");
     replace(&watched.path, &policy(&[("wrong", 5)]));
     watched.looks(5).await;
-    assert_eq!(watched.told(), ["error: the function given to `validate` panicked"]);
+    assert_eq!(watched.take_reports(), ["error: the function given to `validate` panicked"]);
     assert!(watched.reload.last_error().is_some());
     replace(&watched.path, &policy(&[("right", 7)]));
     watched.looks(5).await;
-    assert_eq!((watched.told().len(), capacity(&watched.reload)), (1, 7));
+    assert_eq!((watched.take_reports().len(), capacity(&watched.reload)), (1, 7));
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_file_that_is_still_being_written_is_not_taken() {
-    let watched = watched(&policy(&[("burst", 20), ("more", 30)])).await;
+    let watched = watch_file(&policy(&[("burst", 20), ("more", 30)])).await;
     watched.looks(3).await;
     // Each piece would be a policy of its own, and is there at one look only.
     for count in [1, 2, 3, 4] {
@@ -246,7 +249,7 @@ async fn a_file_that_is_still_being_written_is_not_taken() {
         assert_eq!(capacity(&watched.reload), 20, "{count}");
     }
     watched.looks(2).await;
-    assert_eq!(watched.told(), ["added a, b, c; removed more; changed burst"]);
+    assert_eq!(watched.take_reports(), ["added a, b, c; removed more; changed burst"]);
 }
 
 /// Every field that a `[[limit]]` may have, as the parser lists them: a field that is new has no

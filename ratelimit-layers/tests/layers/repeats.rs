@@ -14,7 +14,7 @@ use ratelimit_layers::{Fallback, Metrics, OnRecovery, TopDenied, Traced};
 use tokio::time::{Instant, sleep_until, timeout};
 
 use crate::common::{
-    BEGIN, Fake, Mode, PAUSE, UNAVAILABLE, allotments, cache, fallback, limit, paused,
+    BEGIN, Fake, Mode, PAUSE, UNAVAILABLE, allotments, cache, fallback, limit, paused_runtime,
 };
 
 /// Of both choices that decide something, and one that counts leases.
@@ -69,7 +69,7 @@ type Told = Result<(bool, u64), ErrorKind>;
 
 /// The answers to random requests, where those with an id are sent once or twice, and what the
 /// store has left then.
-async fn told(make: MakeStack, seed: u64, times: usize) -> (Vec<Told>, Vec<u64>) {
+async fn send_random(make: MakeStack, seed: u64, times: usize) -> (Vec<Told>, Vec<u64>) {
     let (clock, mut random, all) = (ManualClock::new(BEGIN), Rng::with_seed(seed), all());
     let fake = Arc::new(Fake::new(&clock));
     let (store, mut told) = (make(&fake, &clock), Vec::new());
@@ -112,7 +112,7 @@ async fn told(make: MakeStack, seed: u64, times: usize) -> (Vec<Told>, Vec<u64>)
         }
         sleep_until(begun + STEP).await;
     }
-    let left = all.iter().flat_map(|limit| ["alice", "bob"].map(|key| fake.left(limit, key)));
+    let left = all.iter().flat_map(|limit| ["alice", "bob"].map(|key| fake.remaining(limit, key)));
     (told, left.collect())
 }
 
@@ -121,7 +121,7 @@ fn what_has_an_id_and_is_sent_twice_counts_once_through_every_layer() {
     for (name, make) in STACKS {
         let (mut done, mut refused) = (0, 0);
         for seed in 0..20 {
-            let run = |times| paused().block_on(told(make, seed, times));
+            let run = |times| paused_runtime().block_on(send_random(make, seed, times));
             let (once, twice) = (run(1), run(2));
             assert_eq!(once, twice, "{name}, seed {seed}");
             done += once.0.iter().filter(|told| told.is_ok()).count();

@@ -11,8 +11,8 @@ use ratelimit_core::{AnyAlgorithm, DynStore, ErrorKind, ManualClock, OnOutage, S
 use ratelimit_layers::{Allotments, DenialCache, Fallback, Metrics};
 
 use crate::common::{
-    BEGIN, ID, Labels, Mode, UNAVAILABLE, ask, ask_all, checks, limit, limits, memory, paused,
-    recorded,
+    BEGIN, ID, Labels, Mode, UNAVAILABLE, ask, ask_all, checks, limit, limits, memory,
+    paused_runtime, record_metrics,
 };
 use crate::fallback::layered_with;
 
@@ -55,7 +55,7 @@ async fn one_of_everything() {
 
 #[test]
 fn decisions_are_counted_by_limit_outcome_and_source() {
-    let recorded = recorded(|| paused().block_on(one_of_everything()));
+    let recorded = record_metrics(|| paused_runtime().block_on(one_of_everything()));
     // The sum of the series of this name that have all of these labels.
     let of = |name: &str, labels: &str| -> u64 {
         let has = |all: &Labels| {
@@ -105,10 +105,10 @@ fn counting() -> Arc<dyn DynStore<AnyAlgorithm>> {
 
 #[test]
 fn what_the_stores_within_count_is_recorded_once_it_has_happened() {
-    let recorded = recorded(|| {
+    let recorded = record_metrics(|| {
         let store = Metrics::new(counting());
         let daily = limit("daily", "fixed-window 3/d").on_outage(OnOutage::Open);
-        let runtime = paused();
+        let runtime = paused_runtime();
         let is_allowed = || runtime.block_on(ask(&store, &daily, "alice", 1)).allowed();
         while is_allowed() {}
         assert!(!is_allowed());
@@ -128,9 +128,9 @@ fn what_the_stores_within_count_is_recorded_once_it_has_happened() {
 }
 
 /// The names that the code emits, with their labels; of counts also what has not happened.
-fn emitted() -> BTreeMap<String, BTreeSet<String>> {
+fn emitted_names() -> BTreeMap<String, BTreeSet<String>> {
     let mut emitted: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
-    for ((name, labels), _) in recorded(|| paused().block_on(one_of_everything())) {
+    for ((name, labels), _) in record_metrics(|| paused_runtime().block_on(one_of_everything())) {
         emitted.entry(name).or_default().extend(labels.into_keys());
     }
     Store::<AnyAlgorithm>::report_counts(&counting(), &mut |name, _| {
@@ -182,7 +182,7 @@ fn wrong_words(dashboard: &str, emitted: &BTreeMap<String, BTreeSet<String>>) ->
 
 #[test]
 fn the_dashboard_asks_for_what_is_reported() {
-    let (emitted, dashboard) = (emitted(), file("dashboard.json"));
+    let (emitted, dashboard) = (emitted_names(), file("dashboard.json"));
     assert_eq!(wrong_words(&dashboard, &emitted), Vec::<String>::new());
     for (right, wrong) in [
         ("ratelimit_decisions_total", "ratelimit_decision_total"),
@@ -205,5 +205,5 @@ fn the_documents_name_every_metric_and_its_labels() {
             (columns[1].trim_matches('`').to_owned(), labels.collect())
         })
         .collect();
-    assert_eq!(documented, emitted());
+    assert_eq!(documented, emitted_names());
 }

@@ -1,5 +1,5 @@
-//! One of several servers of a store is away: its keys are decided without it, all others by their
-//! servers.
+//! One of several servers of a store is unreachable: its keys are decided without it, all others by
+//! their servers.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -18,7 +18,7 @@ use ratelimit_servers::RedisCluster;
 use tokio::time::{advance, sleep, timeout};
 
 use crate::common::{
-    BEGIN, Fake, FakeError, Mode, PAUSE, UNAVAILABLE, ask, fallback, limit, limits, settled,
+    BEGIN, Fake, FakeError, Mode, PAUSE, UNAVAILABLE, ask, fallback, limit, limits, run_until_idle,
 };
 
 /// Stores that share the keys, each by the digit that they begin with.
@@ -61,12 +61,12 @@ impl SnapshotStore<AnyAlgorithm> for Several {
     }
 }
 
-fn closed() -> Limit<AnyAlgorithm> {
+fn closed_limit() -> Limit<AnyAlgorithm> {
     limit("hourly", "gcra 1000/h burst 1000").on_outage(OnOutage::Closed)
 }
 
 /// How many of these requests were decided by the store.
-async fn decided<S: Store<AnyAlgorithm>>(
+async fn count_decided<S: Store<AnyAlgorithm>>(
     store: &S,
     limit: &Limit<AnyAlgorithm>,
     keys: &[&str],
@@ -85,17 +85,17 @@ async fn decided<S: Store<AnyAlgorithm>>(
 #[tokio::test(start_paused = true)]
 async fn a_server_that_is_away_takes_away_its_own_keys_only() {
     for mode in [UNAVAILABLE, Mode::Fails(ErrorKind::Indeterminate), Mode::Hangs] {
-        let (clock, limit) = (ManualClock::new(BEGIN), closed());
+        let (clock, limit) = (ManualClock::new(BEGIN), closed_limit());
         let all = [limit.clone()];
         let store = fallback(Fallback::builder(), Several::new(3, &clock), &clock, &all);
         store.store().0[1].set(mode);
-        assert_eq!(decided(&store, &limit, &["1"; 20]).await, 0);
+        assert_eq!(count_decided(&store, &limit, &["1"; 20]).await, 0);
         assert_eq!((store.breaker(), store.open_breakers()), (BreakerState::Open, 1), "{mode:?}");
         assert_eq!(store.store().0[1].calls(), 5);
         let healthy = ["0", "2", "0a", "2b"].repeat(50);
-        assert_eq!(decided(&store, &limit, &healthy).await, 200, "{mode:?}");
+        assert_eq!(count_decided(&store, &limit, &healthy).await, 200, "{mode:?}");
         // Interleaved with those of the server that is away, and across the healthy ones.
-        assert_eq!(decided(&store, &limit, &["0", "1", "2", "1"].repeat(50)).await, 100);
+        assert_eq!(count_decided(&store, &limit, &["0", "1", "2", "1"].repeat(50)).await, 100);
         let across = |other: &'static str| [("0", 1), (other, 1)];
         for (other, due) in [("1", 0), ("2", 20)] {
             let mut decided = 0;
@@ -120,13 +120,13 @@ async fn a_server_that_is_away_takes_away_its_own_keys_only() {
 
         store.store().0[1].set(Mode::Answers);
         advance(PAUSE).await;
-        assert_eq!(decided(&store, &limit, &["1"; 5]).await, 5);
+        assert_eq!(count_decided(&store, &limit, &["1"; 5]).await, 5);
     }
 }
 
 #[tokio::test(start_paused = true)]
 async fn every_wrapper_tells_the_server_of_the_store_within() {
-    let (clock, limit) = (ManualClock::new(BEGIN), closed());
+    let (clock, limit) = (ManualClock::new(BEGIN), closed_limit());
     let all = [limit.clone()];
     let within = std::sync::Arc::new(Several::new(3, &clock));
     let cache = DenialCache::<_, AnyAlgorithm>::new(within.clone());
@@ -178,7 +178,7 @@ async fn a_recovery_waits_for_no_other_server() {
     }
     for _ in 0..100 {
         assert_eq!(ask(&store, &limit, "0", 1).await.source(), Source::Store);
-        settled().await;
+        run_until_idle().await;
     }
     assert_eq!([0, 1, 2].map(|server| store.store().0[server].calls()), [100, 0, 0]);
 
@@ -187,14 +187,14 @@ async fn a_recovery_waits_for_no_other_server() {
     assert_eq!(ask(&store, &limit, "2", 1).await.source(), Source::Store);
     sleep(Duration::from_millis(1)).await;
     assert_eq!((store.open_breakers(), store.pending_charges()), (1, 10));
-    assert_eq!(store.store().0[2].left(&limit, "27"), 297);
+    assert_eq!(store.store().0[2].remaining(&limit, "27"), 297);
 
     store.store().0[1].set(Mode::Answers);
     advance(PAUSE).await;
     assert_eq!(ask(&store, &limit, "1", 1).await.source(), Source::Store);
     sleep(Duration::from_millis(1)).await;
     assert_eq!((store.open_breakers(), store.pending_charges()), (0, 0));
-    assert_eq!(store.store().0[1].left(&limit, "17"), 297);
+    assert_eq!(store.store().0[1].remaining(&limit, "17"), 297);
 }
 
 /// A real cluster loses a master without a replica.
@@ -204,7 +204,7 @@ async fn a_cluster_that_loses_a_master_decides_the_keys_of_the_others() {
     for node in cluster.nodes() {
         node.command(&["CONFIG", "SET", "cluster-require-full-coverage", "no"]).expect("a setting");
     }
-    let limit = closed();
+    let limit = closed_limit();
     let all = limits(std::slice::from_ref(&limit));
     let redis = RedisStore::builder().deadline(Duration::from_millis(500));
     let redis = redis.connect(&cluster.url()).await.expect("a store");

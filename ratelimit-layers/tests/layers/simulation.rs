@@ -18,7 +18,7 @@ const SEEDS: std::ops::Range<u64> = 0..16;
 #[test]
 fn hundreds_of_nodes_never_exceed_the_bound_in_any_interval() {
     by_each_seed(SEEDS, |seed| {
-        let plan = Plan::of(seed);
+        let plan = Plan::from_seed(seed);
         let outcome = run(&plan);
         let holds = outcome.within(plan.lifetime_us);
         if let Err(broken) = holds.and_then(|()| outcome.idle()).and_then(|()| outcome.lively()) {
@@ -30,14 +30,14 @@ fn hundreds_of_nodes_never_exceed_the_bound_in_any_interval() {
 /// The same seed gives the same run, so that a seed that fails can be tried again.
 #[test]
 fn a_seed_decides_the_whole_run() {
-    let plan = Plan { nodes: 40, ..Plan::of(3) };
+    let plan = Plan { nodes: 40, ..Plan::from_seed(3) };
     assert_eq!(run(&plan).admitted, run(&plan).admitted);
 }
 
 #[test]
 fn the_simulation_catches_allotments_that_live_longer_than_they_say() {
     let caught = |seed| {
-        let plan = Plan { kind: Kind::Gcra, lifetime_us: 900_000, ..Plan::of(seed) };
+        let plan = Plan { kind: Kind::Gcra, lifetime_us: 900_000, ..Plan::from_seed(seed) };
         // As if the bound were that of a store without allotments.
         run(&plan).within(0).is_err()
     };

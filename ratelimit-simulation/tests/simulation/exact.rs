@@ -17,7 +17,7 @@ use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, timeout};
 
 use crate::shared::BEGIN;
-use crate::{Counts, TICK, befall, chance, simulated};
+use crate::{Counts, TICK, befall, chance, simulate};
 
 const KEYS: [&str; 2] = ["hot", "other"];
 const DEADLINE: Duration = Duration::from_millis(300);
@@ -63,7 +63,7 @@ impl Plan {
         Self { forgets: true, ..self }
     }
 
-    pub(crate) fn of(seed: u64) -> Self {
+    pub(crate) fn from_seed(seed: u64) -> Self {
         let mut random = Rng::with_seed(seed);
         let mut algorithm = || ALGORITHMS[random.usize(..ALGORITHMS.len())];
         let limits = [algorithm(), algorithm()];
@@ -94,7 +94,7 @@ struct World {
 /// # Errors
 /// What is wrong with the answers.
 pub(crate) fn run(plan: &Plan) -> Result<Counts, String> {
-    simulated(plan.seed, begin(plan.clone()))
+    simulate(plan.seed, begin(plan.clone()))
 }
 
 async fn begin(plan: Plan) -> Result<Counts, String> {

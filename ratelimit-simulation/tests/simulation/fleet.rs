@@ -17,7 +17,7 @@ use tokio::task::JoinSet;
 use tokio::time::Instant;
 
 use crate::shared::BEGIN;
-use crate::{Counts, simulated};
+use crate::{Counts, simulate};
 use node::{Record, Recorded, disturb, node};
 
 const DEADLINE: Duration = Duration::from_millis(300);
@@ -73,7 +73,7 @@ impl Plan {
         Self { forgets: true, ..self }
     }
 
-    pub(crate) fn of(seed: u64) -> Self {
+    pub(crate) fn from_seed(seed: u64) -> Self {
         let mut random = Rng::with_seed(seed);
         let is_large = seed % 100 == 99;
         let has_fallback = random.bool();
@@ -148,7 +148,7 @@ struct World {
 /// # Errors
 /// What does not hold.
 pub(crate) fn run(plan: &Plan) -> Result<Counts, String> {
-    simulated(plan.seed, begin(plan.clone()))
+    simulate(plan.seed, begin(plan.clone()))
 }
 
 async fn begin(plan: Plan) -> Result<Counts, String> {

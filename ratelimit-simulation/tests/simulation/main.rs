@@ -64,7 +64,7 @@ impl Counts {
 }
 
 /// Runs something by a seed, which decides all of it.
-fn simulated<F: Future>(seed: u64, run: F) -> F::Output {
+fn simulate<F: Future>(seed: u64, run: F) -> F::Output {
     fastrand::seed(seed);
     let runtime = Builder::new_current_thread().enable_time().start_paused(true).build();
     runtime.expect("a runtime").block_on(run)
@@ -90,12 +90,12 @@ fn run_all<P: Debug>(
 
 #[test]
 fn some_order_explains_all_answers_of_nodes_without_layers() {
-    run_all(exact::Plan::of, exact::run);
+    run_all(exact::Plan::from_seed, exact::run);
 }
 
 #[test]
 fn the_bounds_hold_for_fleets_with_all_layers() {
-    run_all(fleet::Plan::of, fleet::run);
+    run_all(fleet::Plan::from_seed, fleet::run);
 }
 
 /// The same seed gives the same run, so that one that fails can be tried again.
@@ -103,8 +103,8 @@ fn the_bounds_hold_for_fleets_with_all_layers() {
 fn a_seed_decides_the_whole_run() {
     for seed in [1, 2, 5, 99] {
         let runs = [0; 2].map(|_| {
-            let exact = exact::run(&exact::Plan::of(seed));
-            format!("{exact:?} {:?}", fleet::run(&fleet::Plan::of(seed)))
+            let exact = exact::run(&exact::Plan::from_seed(seed));
+            format!("{exact:?} {:?}", fleet::run(&fleet::Plan::from_seed(seed)))
         });
         assert_eq!(runs[0], runs[1], "{seed}");
     }
@@ -112,7 +112,7 @@ fn a_seed_decides_the_whole_run() {
 
 #[test]
 fn a_server_that_forgets_what_it_wrote_is_caught() {
-    let (exact, fleet) = (exact::Plan::of, fleet::Plan::of);
+    let (exact, fleet) = (exact::Plan::from_seed, fleet::Plan::from_seed);
     assert!((0..60).any(|seed| exact::run(&exact(seed).forgetting()).is_err()));
     assert!((0..60).any(|seed| fleet::run(&fleet(seed).forgetting()).is_err()));
 }
@@ -120,7 +120,7 @@ fn a_server_that_forgets_what_it_wrote_is_caught() {
 #[test]
 fn a_server_that_is_away_takes_away_its_own_keys_only() {
     for away in 0..3 {
-        let [its, others] = simulated(away as u64, async {
+        let [its, others] = simulate(away as u64, async {
             let network = Network::new(
                 (0..3).map(|_| ModelServer::new(shared::BEGIN.as_us(), 0)).collect(),
                 7,

@@ -10,9 +10,9 @@ use ratelimit_redis::RedisStore;
 use ratelimit_simulation::{ModelConnection, ModelServer, Network};
 
 use crate::shared::BEGIN;
-use crate::simulated;
+use crate::simulate;
 
-/// Asks about many keys: those of a server that is away are decided by the fallback, and no others.
+/// Asks about many keys: those of an unreachable server are decided by the fallback, and no others.
 /// Returns how many were its keys, and how many were not.
 pub(crate) async fn run(network: &std::sync::Arc<Network>, away: usize) -> [usize; 2] {
     let limit = Limits::builder().limit("hourly", Gcra::per_hour(100));
@@ -53,7 +53,7 @@ fn a_window_counts_until_its_end_beside_a_charge_that_sweeps_its_key() {
         .into_iter()
         .flat_map(|op| [20_000, 10_500, 9_999, 5_000, 1].map(move |before_us| (op, before_us)))
     {
-        let allowed = simulated(before_us, async {
+        let allowed = simulate(before_us, async {
             let network = Network::new(vec![ModelServer::new(end_us - 40_000_123, 0)], 7);
             let store = RedisStore::builder().over(ModelConnection::new(&network));
             let store = store.expect("a prefix");

@@ -80,7 +80,7 @@ impl Connection for Way {
 }
 
 /// How many requests are decided over this way in a time, once the store knows the way.
-fn decided(merges: bool, way: Duration, limits: &[&str]) -> u32 {
+fn count_decided(merges: bool, way: Duration, limits: &[&str]) -> u32 {
     let limits: Vec<Limit<AnyAlgorithm>> = (0..)
         .zip(limits)
         .map(|(n, text)| {
@@ -132,7 +132,7 @@ fn sharing_calls_is_not_slower_than_going_alone_on_any_way() {
     // 0.1, 1, 4 and 20 ms on a network.
     for (way_ms, limits) in [(10, ONE), (100, THREE), (400, ONE), (2_000, ONE)] {
         let way = Duration::from_millis(way_ms);
-        let [merged, alone] = [true, false].map(|merges| decided(merges, way, limits));
+        let [merged, alone] = [true, false].map(|merges| count_decided(merges, way, limits));
         let told = format!("{way:?}, {} limits: {merged} shared, {alone} alone", limits.len());
         println!("{told}");
         // A call ends when its last request is decided: some requests wait for a few others.

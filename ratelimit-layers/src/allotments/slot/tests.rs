@@ -13,7 +13,7 @@ fn at(us: u64) -> Timestamp {
     Timestamp::saturating_from_us(us)
 }
 
-fn told(remaining: u64, reset_after_us: u64) -> Decision {
+fn admitting(remaining: u64, reset_after_us: u64) -> Decision {
     Decision {
         allowed: true,
         cost: 0,
@@ -39,12 +39,12 @@ impl CountingIds {
         let id = ReservationId::new(self.ids);
         let asked = self.slot.request(&TERMS, at(now), &[1], || id);
         let ControlFlow::Continue((_, draw)) = asked else { return 0 };
-        let said = told(remaining, 10_000);
+        let said = admitting(remaining, 10_000);
         match draw {
             None => self.slot.tell([&said].into_iter()),
             Some(draw) => {
                 let told = [(said, Recovery::Gradual)];
-                self.slot.drawn(&TERMS, (draw, at(now)), &[1], &told);
+                self.slot.apply_draw(&TERMS, (draw, at(now)), &[1], &told);
             }
         }
         draw.map_or(1, |draw| draw.times)
@@ -97,16 +97,16 @@ fn what_comes_for_a_draw_that_is_not_awaited_stays_charged_and_ends_no_other() {
     let asked = counted.slot.request(&TERMS, at(2), &[1], || ReservationId::new(8));
     let ControlFlow::Continue((_, Some(awaited))) = asked else { panic!("{asked:?}") };
     let draw = Draw { id: ReservationId::new(7), times: 3 };
-    let told = [(told(97, 10_000), Recovery::Gradual)];
+    let told = [(admitting(97, 10_000), Recovery::Gradual)];
     for mut slot in [AllotmentSlot::default(), counted.slot] {
         let is_gone = slot.is_empty();
-        let (_, ended) = slot.drawn(&TERMS, (draw, at(3)), &[1], &told);
+        let (_, ended) = slot.apply_draw(&TERMS, (draw, at(3)), &[1], &told);
         let ended = ended.expect("it is spent no more");
         // A reset may have come meanwhile: to give it back would create capacity.
         assert_eq!((ended.ending, ended.unused), (EarlyEnd::Forfeited, 2));
         slot.not_drawn(&TERMS, draw.id, None);
         assert_eq!(slot.is_empty(), is_gone);
-        let (_, ended) = slot.drawn(&TERMS, (awaited, at(2)), &[1], &told);
+        let (_, ended) = slot.apply_draw(&TERMS, (awaited, at(2)), &[1], &told);
         assert_eq!(ended.is_some(), is_gone);
     }
 }

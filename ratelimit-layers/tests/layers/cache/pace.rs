@@ -29,14 +29,14 @@ struct Far {
 }
 
 impl Far {
-    fn seen(&self) -> MutexGuard<'_, Attack> {
+    fn lock(&self) -> MutexGuard<'_, Attack> {
         self.seen.lock().expect("no panic")
     }
 
     /// Looks whether the state denies. Between two calls it only recovers.
     async fn look(&self) {
         if !operate(&self.memory, Op::Peek, &self.limit, "mallory", 1).await.allowed() {
-            self.seen().denied_at = self.clock.now();
+            self.lock().denied_at = self.clock.now();
         }
     }
 
@@ -60,7 +60,7 @@ impl SnapshotStore<AnyAlgorithm> for Far {
         batch: &Batch<'_, AnyAlgorithm>,
     ) -> Result<WithSnapshot<AnyState>, MemoryError> {
         {
-            let mut seen = self.seen();
+            let mut seen = self.lock();
             (seen.calls, seen.under_way) = (seen.calls + 1, seen.under_way + 1);
             seen.at_once = seen.at_once.max(seen.under_way);
         }
@@ -68,7 +68,7 @@ impl SnapshotStore<AnyAlgorithm> for Far {
         let decided = self.memory.apply_with_snapshot(batch).await;
         self.look().await;
         self.travel().await;
-        self.seen().under_way -= 1;
+        self.lock().under_way -= 1;
         decided
     }
 }
@@ -108,7 +108,7 @@ async fn attack(words: &str, way_ms: (u64, u64), pause: Option<Duration>) -> Att
                 let verdict = ask(&*store, &far.limit, "mallory", 1).await;
                 let took_us = far.clock.now().saturating_us_since(asked);
                 {
-                    let mut seen = far.seen();
+                    let mut seen = far.lock();
                     seen.slowest = seen.slowest.max(Duration::from_micros(took_us));
                     seen.admitted += u64::from(verdict.allowed());
                     seen.denied += u64::from(!verdict.allowed());
@@ -119,7 +119,7 @@ async fn attack(words: &str, way_ms: (u64, u64), pause: Option<Duration>) -> Att
         });
     }
     tasks.join_all().await;
-    std::mem::take(&mut *store.store().seen())
+    std::mem::take(&mut *store.store().lock())
 }
 
 #[tokio::test(start_paused = true)]

@@ -13,7 +13,9 @@ use tokio::task::{JoinHandle, yield_now};
 use tokio::time::{Instant, timeout};
 
 use crate::cache::lasting;
-use crate::common::{BEGIN, Fake, FakeError, Mode, ask, limit, paused, poll, settled};
+use crate::common::{
+    BEGIN, Fake, FakeError, Mode, ask, limit, paused_runtime, poll, run_until_idle,
+};
 
 const TASKS: u64 = 50;
 const MAX_WAIT: Duration = Duration::from_millis(50);
@@ -84,10 +86,10 @@ impl Lab {
     async fn burst(&self, key: &'static str) -> (u64, u64, u64) {
         self.fake().open(false);
         let tasks = self.spawn_all(key);
-        settled().await;
+        run_until_idle().await;
         let begun = self.fake().calls();
         self.fake().open(true);
-        (begun, admitted(tasks).await, self.fake().calls())
+        (begun, count_admitted(tasks).await, self.fake().calls())
     }
 
     fn is_quiet(&self) -> bool {
@@ -96,7 +98,7 @@ impl Lab {
 }
 
 /// How many of these requests are admitted, none of which fails or hangs.
-async fn admitted(tasks: Vec<Task>) -> u64 {
+async fn count_admitted(tasks: Vec<Task>) -> u64 {
     let mut admitted = 0;
     for task in tasks {
         let ended = timeout(FOR_EVER, task).await.expect("none hangs");
@@ -151,9 +153,9 @@ async fn others_go_on_however_the_first_ends() {
         } else {
             Some(lab.spawn("mallory", 1))
         };
-        settled().await;
+        run_until_idle().await;
         let others = lab.spawn_all("mallory");
-        settled().await;
+        run_until_idle().await;
         assert_eq!(lab.fake().calls(), 1, "{ending:?}");
         match ending {
             Ending::IsDropped => first.iter().for_each(JoinHandle::abort),
@@ -161,7 +163,7 @@ async fn others_go_on_however_the_first_ends() {
             Ending::Panics => lab.fake().once(Mode::Panics),
             Ending::IsKept => {}
         }
-        settled().await;
+        run_until_idle().await;
         lab.fake().open(true);
         if let Some(first) = first {
             let ended = match timeout(FOR_EVER, first).await.expect("it was not to hang") {
@@ -173,7 +175,7 @@ async fn others_go_on_however_the_first_ends() {
         }
         // Tokio's clock may be up to a millisecond late.
         let (begin, millisecond) = (Instant::now(), Duration::from_millis(1));
-        assert_eq!(admitted(others).await, 1, "{ending:?}");
+        assert_eq!(count_admitted(others).await, 1, "{ending:?}");
         assert!(begin.elapsed() <= MAX_WAIT + millisecond, "{ending:?}: {:?}", begin.elapsed());
         // Nor does a later request wait for the first one.
         lab.refill(1);
@@ -209,7 +211,7 @@ async fn requests_of_different_costs_take_turns_and_hold_up_no_other_key() {
         [("mallory", 2, 1), ("mallory", 3, 0), ("mallory", 1, 0), ("bob", 1, 1), ("carol", 8, 1)]
     {
         tasks.push(lab.spawn(key, cost));
-        settled().await;
+        run_until_idle().await;
         assert_eq!(lab.fake().calls(), begun, "{key} {cost}");
     }
     lab.fake().open(true);
@@ -250,7 +252,7 @@ async fn batches_of_the_same_checks_wait_for_each_other() {
 /// On no runtime there is no clock to wait by.
 #[test]
 fn on_no_runtime_none_waits_nor_where_waiting_is_off() {
-    let runtime = paused();
+    let runtime = paused_runtime();
     for max_wait in [MAX_WAIT, Duration::ZERO] {
         let _entered = max_wait.is_zero().then(|| runtime.enter());
         let lab = Lab::with(|settings| settings.max_wait(max_wait));
@@ -283,7 +285,7 @@ async fn whatever_happens_none_hangs_and_no_round_stays_open() {
                 0..8 => lab.clock.advance(Duration::from_secs(random.u64(1..4))),
                 8..16 => lab.fake().open(random.bool()),
                 16..20 => lab.fake().once(Mode::Fails(ErrorKind::Config)),
-                20..30 => settled().await,
+                20..30 => run_until_idle().await,
                 30..40 if !tasks.is_empty() => {
                     let task: Task = tasks.swap_remove(random.usize(..tasks.len()));
                     task.abort();
@@ -296,7 +298,7 @@ async fn whatever_happens_none_hangs_and_no_round_stays_open() {
         }
         lab.refill(1);
         let last = [(); 4].map(|()| lab.spawn("mallory", 1));
-        settled().await;
+        run_until_idle().await;
         waited += u64::from(last.iter().all(|task| !task.is_finished()));
         tasks.extend(last);
         lab.fake().open(true);
@@ -322,7 +324,7 @@ async fn on_several_threads_one_is_admitted_per_second_and_no_round_stays_open()
         if drops {
             tasks.swap_remove(second % tasks.len()).abort();
         }
-        let admitted = admitted(tasks).await;
+        let admitted = count_admitted(tasks).await;
         assert!(admitted == 1 || (admitted == 0 && drops), "{second}: {admitted}");
     }
     // A task that was dropped may still be ending.

@@ -3,7 +3,7 @@
 use ratelimit_core::{Algorithm, AnyAlgorithm, Timestamp};
 
 use super::run::Plan;
-use super::shared::widened;
+use super::shared::widen;
 
 /// What a run did.
 pub(super) struct Outcome {
@@ -23,7 +23,7 @@ pub(super) struct Outcome {
 
 impl Outcome {
     /// Of a run in which nothing has happened yet.
-    pub(super) fn of(plan: Plan) -> Self {
+    pub(super) fn new(plan: Plan) -> Self {
         let (admitted, left, end) = (Vec::new(), Vec::new(), Timestamp::ZERO);
         Self { plan, admitted, served: 0, asked: 0, left, end, late: 0 }
     }
@@ -37,7 +37,7 @@ impl Outcome {
         let mut history = self.admitted.clone();
         history.sort_by_key(|(at, _)| *at);
         for limit in self.plan.limits() {
-            let widened = widened(limit.algorithm(), lifetime_us);
+            let widened = widen(limit.algorithm(), lifetime_us);
             let mut state = None;
             for (at, cost) in &history {
                 let step = widened.step(state.as_ref(), *at, *cost);

@@ -15,7 +15,7 @@ use tokio::time::{Instant, sleep, timeout};
 use super::check::Outcome;
 use super::network::{DECIDED, Faults, Network, Server};
 use super::shared::SimulatedClock;
-use crate::common::{checks, left, limit, paused};
+use crate::common::{checks, limit, paused_runtime, remaining};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
@@ -53,7 +53,7 @@ const PHASE: Duration = Duration::from_millis(1_700);
 
 impl Plan {
     /// The plan of a seed: its kind and whether there are faults by its number, the rest at random.
-    pub(super) fn of(seed: u64) -> Self {
+    pub(super) fn from_seed(seed: u64) -> Self {
         let mut random = fastrand::Rng::with_seed(seed);
         let kinds = [Kind::Gcra, Kind::FixedWindow, Kind::TokenBucket, Kind::Both];
         let kind = kinds[usize::try_from(seed % 4).expect("small")];
@@ -117,10 +117,10 @@ struct World {
 
 /// Runs a plan.
 pub(super) fn run(plan: &Plan) -> Outcome {
-    paused().block_on(simulated(plan.clone()))
+    paused_runtime().block_on(simulate(plan.clone()))
 }
 
-async fn simulated(plan: Plan) -> Outcome {
+async fn simulate(plan: Plan) -> Outcome {
     let base = Instant::now();
     let clock = SimulatedClock { base, offset_us: 0, drift_ppm: 0 };
     let random = Mutex::new(fastrand::Rng::with_seed(plan.seed ^ 0x5eed));
@@ -133,7 +133,7 @@ async fn simulated(plan: Plan) -> Outcome {
     let world = Arc::new(World {
         limits: plan.limits(),
         server: server.clone(),
-        outcome: Mutex::new(Outcome::of(plan.clone())),
+        outcome: Mutex::new(Outcome::new(plan.clone())),
         end: base + RUN,
         plan,
     });
@@ -145,7 +145,7 @@ async fn simulated(plan: Plan) -> Outcome {
     // A lifetime, the delay of a task, and a trip later all that was not used is back.
     let back = 2 * Duration::from_millis(world.plan.faults.way_ms + 1);
     sleep(Duration::from_micros(world.plan.lifetime_us) + back).await;
-    let left = world.limits.iter().map(|limit| left(&server.store, limit, KEY)).collect();
+    let left = world.limits.iter().map(|limit| remaining(&server.store, limit, KEY)).collect();
     let (end, mut late) = (clock.now(), 0);
     for node in &nodes {
         let before = node.counts();

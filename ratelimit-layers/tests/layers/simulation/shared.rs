@@ -58,7 +58,7 @@ impl Clock for SimulatedClock {
 
 /// The limit that admits in an interval of length `x` what this one admits in one of length `x +
 /// L`.
-pub(crate) fn widened(limit: &AnyAlgorithm, lifetime_us: u64) -> AnyAlgorithm {
+pub(crate) fn widen(limit: &AnyAlgorithm, lifetime_us: u64) -> AnyAlgorithm {
     match limit {
         AnyAlgorithm::Gcra(gcra) => {
             let refill = gcra.refill();

@@ -21,7 +21,7 @@ use tokio::time::sleep;
 use super::node::Record;
 use super::{World, caller};
 use crate::Counts;
-use crate::shared::widened;
+use crate::shared::widen;
 
 impl World {
     /// After the faults, the store decides every request again, and after the longest recovery each
@@ -67,7 +67,7 @@ impl World {
                     let is_admitted = record.answer.as_ref().is_ok_and(Verdict::allowed);
                     for (name, key, cost) in &record.asked {
                         if *name == limit.name() && record.op == Op::Acquire && is_admitted {
-                            let kept = kept(record, *cost, &settled);
+                            let kept = charged_in_the_end(record, *cost, &settled);
                             *admitted.entry(key.clone()).or_default() += kept;
                         }
                     }
@@ -96,7 +96,7 @@ impl World {
         let nodes = NonZeroU64::new(self.plan.nodes as u64).expect("some");
         let (mut counts, mut all, mut local) =
             (Counts::default(), BTreeMap::new(), BTreeMap::new());
-        let widened = |name: &str| widened(&algorithm(name), self.plan.lifetime_us.unwrap_or(0));
+        let widened = |name: &str| widen(&algorithm(name), self.plan.lifetime_us.unwrap_or(0));
         let settled = self.settled.lock().expect("no panic");
         let mut given_back: BTreeMap<String, u64> = BTreeMap::new();
         for record in records.iter() {
@@ -110,7 +110,7 @@ impl World {
             let is_charged = record.op == Op::Acquire && verdict.allowed();
             counts.add("admitted", is_charged.into());
             for ((name, key, cost), server_us) in record.asked.iter().zip(&record.server_us) {
-                let kept = kept(record, *cost, &settled);
+                let kept = charged_in_the_end(record, *cost, &settled);
                 *given_back.entry(key.clone()).or_default() += cost - kept;
                 if source == Source::Fallback {
                     let share = || algorithm(name).share(nodes).map(Admissions::new);
@@ -168,7 +168,7 @@ impl World {
 }
 
 /// What of a cost stays charged: a reservation may be settled at less.
-fn kept(record: &Record, cost: u64, settled: &BTreeMap<ReservationId, u64>) -> u64 {
+fn charged_in_the_end(record: &Record, cost: u64, settled: &BTreeMap<ReservationId, u64>) -> u64 {
     let settled = record.id.and_then(|id| settled.get(&id));
     settled.map_or(cost, |settled| cost.min(*settled))
 }
