@@ -3,7 +3,7 @@
 //! - The input is counted when the request arrives, and an estimate of the output is reserved.
 //! - A stream that is longer than its estimate grows the reservation before it goes on, and stops
 //!   where the budget ends.
-//! - When the stream ends, or when the client goes away, the request costs the tokens that were
+//! - When the stream ends, or when the client leaves, the request costs the tokens that were
 //!   sent.
 //!
 //! `cargo run -p ratelimit-tower --example gateway --features axum`, then

@@ -63,7 +63,7 @@ fn polite()
 
 /// Sends a request, and once more if the API denies it all the same: the client waits before it
 /// does.
-async fn answered<C>(client: &C, api: SocketAddr) -> Result<Answer, C::Error>
+async fn send_politely<C>(client: &C, api: SocketAddr) -> Result<Answer, C::Error>
 where
     C: Service<SocketAddr, Response = Answer> + Clone,
 {
@@ -78,7 +78,7 @@ where
 async fn main() -> Result<(), Box<dyn Error>> {
     let (api, client) = (api().await?, polite()?);
     for nth in 1..=20 {
-        println!("{nth}: {}", answered(&client, api).await?.status());
+        println!("{nth}: {}", send_politely(&client, api).await?.status());
     }
     Ok(())
 }
@@ -92,7 +92,7 @@ mod tests {
     -> Result<(), Box<dyn Error>> {
         let (server, client) = (api().await?, polite()?);
         for _ in 0..12 {
-            assert_eq!(answered(&client, server).await?.status(), StatusCode::OK);
+            assert_eq!(send_politely(&client, server).await?.status(), StatusCode::OK);
         }
         // Fifty at once are more than a burst of five and what comes back while they are sent.
         let hasty = api().await?;

@@ -168,14 +168,14 @@ impl ClientAddress {
     pub fn resolve(&self, peer: IpAddr, headers: &HeaderMap) -> IpAddr {
         let peer = canonical(peer);
         match &self.header {
-            Some(header) if self.is_proxy(peer) => self.reported(peer, header, headers),
+            Some(header) if self.is_proxy(peer) => self.address_from(peer, header, headers),
             _ => peer,
         }
     }
 
     /// The address that this proxy reports: the first that is no trusted proxy, or the last one
     /// before what cannot be read.
-    fn reported(&self, peer: IpAddr, header: &ProxyHeader, headers: &HeaderMap) -> IpAddr {
+    fn address_from(&self, peer: IpAddr, header: &ProxyHeader, headers: &HeaderMap) -> IpAddr {
         let (name, address): (&HeaderName, AddressOf) = match header {
             ProxyHeader::Forwarded => (&FORWARDED, forwarded::address_of_forwarded),
             ProxyHeader::XForwardedFor => (&X_FORWARDED_FOR, forwarded::address_of_node),
@@ -206,7 +206,7 @@ impl ClientAddress {
     /// All clients of this proxy are one, which is seldom meant.
     #[cold]
     fn unreported_by(&self, proxy: IpAddr, header: &HeaderName) -> IpAddr {
-        if let Some(requests) = self.unreported.due(&proxy.to_string()) {
+        if let Some(requests) = self.unreported.count_request(&proxy.to_string()) {
             tracing::warn!(
                 %proxy, %header, requests,
                 "a trusted proxy reports no client address that can be read; all its clients share one limit"

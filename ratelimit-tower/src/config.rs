@@ -130,7 +130,7 @@ impl<S, A: Quota> Config<S, A> {
             if !limit.is_shadow() {
                 return Some(error);
             }
-            if let Some(requests) = self.log.unwired.due(limit.name()) {
+            if let Some(requests) = self.log.unwired.count_request(limit.name()) {
                 tracing::warn!(%error, requests, "a shadow limit is never tried");
             }
             None

@@ -24,7 +24,7 @@ use ratelimit_core::{Algorithm, Decision, NamedDecisions};
 pub struct Decisions(Vec<(Box<str>, Decision)>);
 
 impl Decisions {
-    pub(crate) fn of<A: Algorithm>(decisions: NamedDecisions<'_, A>) -> Self {
+    pub(crate) fn from_named<A: Algorithm>(decisions: NamedDecisions<'_, A>) -> Self {
         Self(decisions.map(|one| (one.name().into(), *one.decision())).collect())
     }
 

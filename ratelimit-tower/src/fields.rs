@@ -217,21 +217,21 @@ impl Fields {
 
     /// The same with this change of what clients see of a limit.
     fn with(mut self, limit: &str, change: impl FnOnce(&mut Shown)) -> Self {
-        let mut shown = self.shown(limit).cloned().unwrap_or_default();
+        let mut shown = self.settings_of(limit).cloned().unwrap_or_default();
         change(&mut shown);
         let others = self.limits.iter().filter(|(name, _)| **name != *limit).cloned();
         self.limits = others.chain([(limit.into(), shown)]).collect();
         self
     }
 
-    fn shown(&self, limit: &str) -> Option<&Shown> {
+    fn settings_of(&self, limit: &str) -> Option<&Shown> {
         let mut limits = self.limits.iter();
         limits.find(|(name, _)| **name == *limit).map(|(_, shown)| shown)
     }
 
     /// The name by which clients know the limit of this name; `None` if they do not.
     pub(crate) fn name_of<'a>(&'a self, limit: &'a str) -> Option<&'a str> {
-        match self.shown(limit) {
+        match self.settings_of(limit) {
             Some(shown) if shown.is_hidden => None,
             shown => Some(shown.and_then(|shown| shown.name.as_deref()).unwrap_or(limit)),
         }
@@ -239,11 +239,11 @@ impl Fields {
 
     /// Whether a denial by this limit is [abnormal usage](Self::abnormal_usage).
     pub(crate) fn is_abnormal(&self, limit: &str) -> bool {
-        self.shown(limit).is_some_and(|shown| shown.is_abnormal)
+        self.settings_of(limit).is_some_and(|shown| shown.is_abnormal)
     }
 
     /// The wait until the end of a window, and its jitter.
-    pub(crate) fn jittered(&self, wait_us: u64) -> u64 {
+    pub(crate) fn with_jitter(&self, wait_us: u64) -> u64 {
         let most_us = u64::try_from(self.jitter.as_micros()).unwrap_or(u64::MAX);
         if most_us == 0 { wait_us } else { wait_us.saturating_add(fastrand::u64(..=most_us)) }
     }

@@ -91,7 +91,7 @@ impl<S: Store<A>, A: Quota + 'static> Gate<S, A> {
             },
         };
         if let Some(lacks) = lacks {
-            return Err(self.misconfigured(&lacks));
+            return Err(self.reject_misconfigured(&lacks));
         }
         let costs = match &config.cost {
             Cost::Fixed(cost) => LimitCosts::from(*cost),
@@ -116,8 +116,8 @@ impl<S: Store<A>, A: Quota + 'static> Gate<S, A> {
 
     /// The service is at fault. The reason is for the log.
     #[cold]
-    fn misconfigured(&self, reason: &dyn fmt::Display) -> Box<Rejection> {
-        if let Some(requests) = self.config.log.misconfigured.due("") {
+    fn reject_misconfigured(&self, reason: &dyn fmt::Display) -> Box<Rejection> {
+        if let Some(requests) = self.config.log.misconfigured.count_request("") {
             tracing::error!(%reason, requests, "a rate limit is configured wrongly; the request is refused");
             say_unheard(reason);
         }
@@ -128,7 +128,7 @@ impl<S: Store<A>, A: Quota + 'static> Gate<S, A> {
     #[cold]
     pub(crate) fn unidentified(&self, error: IdentifyError) -> Box<Rejection> {
         let (what, challenge) = match error {
-            IdentifyError::NotWired(reason) => return self.misconfigured(&reason),
+            IdentifyError::NotWired(reason) => return self.reject_misconfigured(&reason),
             IdentifyError::Missing { what, challenge } => (what, challenge),
             IdentifyError::Refused { what, status } => {
                 let mut rejection = Rejection::new(Reason::Refused);
@@ -159,7 +159,8 @@ impl<S: Store<A>, A: Quota + 'static> Gate<S, A> {
                 if verdict.allowed() {
                     let told = self.tell(limiter, caller, verdict);
                     let tells_handlers = self.config.tells_handlers;
-                    let decisions = tells_handlers.then(|| Decisions::of(limiter.named(verdict)));
+                    let decisions =
+                        tells_handlers.then(|| Decisions::from_named(limiter.named(verdict)));
                     Ok(Admitted { told, decisions })
                 } else {
                     Err(self.deny(limiter, caller, verdict))
@@ -184,12 +185,12 @@ impl<S: Store<A>, A: Quota + 'static> Gate<S, A> {
                 Err(self.unidentified(IdentifyError::missing(what)))
             }
             (ErrorKind::Invalid | ErrorKind::Unsupported | ErrorKind::CrossSlot, _) => {
-                Err(self.misconfigured(error))
+                Err(self.reject_misconfigured(error))
             }
             _ => {
                 let admits = self.config.on_store_error == OnStoreError::Admit;
                 let first = limiter.limits().iter().next().map_or("", |limit| limit.name());
-                if let Some(requests) = self.config.log.undecided.due(first) {
+                if let Some(requests) = self.config.log.undecided.count_request(first) {
                     tracing::warn!(%error, admits, requests, "the store of a rate limit cannot decide");
                 }
                 if admits {
@@ -225,7 +226,7 @@ impl<S: Store<A>, A: Quota + 'static> Gate<S, A> {
             }
             let position = limiter.limits().iter().position(|other| std::ptr::eq(other, limit));
             let policy = position.and_then(|position| self.policies.get(position)?.as_ref());
-            entry.policy = policy.and_then(|policy| policy.of(&entry));
+            entry.policy = policy.and_then(|policy| policy.value_for(&entry));
             #[cfg(feature = "partition-key")]
             if fields.partition_secret.is_some() {
                 let key = limit.key_for(&caller);
@@ -277,7 +278,7 @@ impl<S: Store<A>, A: Quota + 'static> Gate<S, A> {
                     && !decided.configured().algorithm().has_leases()
             };
             let is_end = limiter.named(verdict).any(is_end);
-            let wait_us = longest_us.map(|us| if is_end { fields.jittered(us) } else { us });
+            let wait_us = longest_us.map(|us| if is_end { fields.with_jitter(us) } else { us });
             let is_abnormal = denied().any(|decided| fields.is_abnormal(decided.name()));
             let reason = if is_abnormal { Reason::AbnormalUsage } else { Reason::QuotaExceeded };
             (reason, wait_us, self.tell(limiter, caller, verdict))
@@ -320,7 +321,7 @@ impl<S: Store<A>, A: Quota + 'static> Gate<S, A> {
             let shadow = limiter.named(verdict);
             for denied in shadow.shadow().filter(|decided| !decided.allowed) {
                 let limit = denied.name();
-                if let Some(requests) = self.config.log.shadow.due(limit) {
+                if let Some(requests) = self.config.log.shadow.count_request(limit) {
                     tracing::info!(limit, requests, "a shadow limit would deny a request");
                 }
             }

@@ -49,11 +49,11 @@ impl LogLines {
     }
 
     /// Counts a request. Returns for how many a line stands, if one is due.
-    pub(crate) fn due(&self, name: &str) -> Option<u64> {
-        self.due_at(name, Instant::now())
+    pub(crate) fn count_request(&self, name: &str) -> Option<u64> {
+        self.count_request_at(name, Instant::now())
     }
 
-    fn due_at(&self, name: &str, now: Instant) -> Option<u64> {
+    fn count_request_at(&self, name: &str, now: Instant) -> Option<u64> {
         let mut lines = self.lines.lock().unwrap_or_else(PoisonError::into_inner);
         let has_own = lines.len() < MOST_NAMES || lines.contains_key(name);
         let name = if has_own { name } else { "" };
@@ -74,19 +74,19 @@ mod tests {
     #[test]
     fn a_limit_has_one_line_per_second_which_tells_for_how_many_requests_it_stands() {
         let (lines, begin) = (LogLines::default(), Instant::now());
-        let told =
-            (0..3_000).filter_map(|ms| lines.due_at("login", begin + Duration::from_millis(ms)));
+        let told = (0..3_000)
+            .filter_map(|ms| lines.count_request_at("login", begin + Duration::from_millis(ms)));
         assert_eq!(told.collect::<Vec<_>>(), [1, 1_000, 1_000]);
-        assert_eq!(lines.due_at("search", begin), Some(1));
-        assert_eq!(lines.due_at("login", begin + Duration::from_secs(60)), Some(1_000));
+        assert_eq!(lines.count_request_at("search", begin), Some(1));
+        assert_eq!(lines.count_request_at("login", begin + Duration::from_secs(60)), Some(1_000));
     }
 
     #[test]
     fn names_without_end_share_a_line() {
         let (lines, begin) = (LogLines::every(Duration::from_secs(60)), Instant::now());
-        let told = (0..10_000).filter_map(|name| lines.due_at(&format!("{name}"), begin));
+        let told = (0..10_000).filter_map(|name| lines.count_request_at(&format!("{name}"), begin));
         assert_eq!(told.sum::<u64>(), MOST_NAMES as u64 + 1);
-        let later = lines.due_at("10000", begin + Duration::from_secs(60));
+        let later = lines.count_request_at("10000", begin + Duration::from_secs(60));
         assert_eq!(later, Some(10_000 - MOST_NAMES as u64));
     }
 }

@@ -190,7 +190,7 @@ impl Charge {
 
     /// What a request costs that the service answered with this status, or failed: `None` for the
     /// estimate. And whether the bytes of the body add to that.
-    fn of(&self, status: StatusCode, failed: bool) -> (Option<u64>, bool) {
+    fn cost_for(&self, status: StatusCode, failed: bool) -> (Option<u64>, bool) {
         match &self.by {
             _ if self.free.as_ref().is_some_and(|free| free(status)) => (Some(0), false),
             ChargedBy::BodyBytes if !failed => (Some(0), true),

@@ -399,7 +399,7 @@ impl<S: Store<A>, A: Algorithm> Waiter<S, A> {
         self.limiter.request(caller).costs(&remaining).adopt().await.map(Some)
     }
 
-    /// The queue of a caller: the keys that its limits are kept by.
+    /// The queue of a caller: the keys that its limits count by.
     fn queue_of<C: Identifiers + ?Sized>(&self, caller: &C) -> QueueKey {
         QueueKey::Caller(self.keys_of(caller))
     }

@@ -66,7 +66,7 @@ impl Replica {
     }
 
     /// What the fallback counted.
-    fn counted(&self, of: fn(&OutageCount) -> u64) -> u64 {
+    fn sum_of(&self, of: fn(&OutageCount) -> u64) -> u64 {
         self.store.outage_counts().iter().map(of).sum()
     }
 }
@@ -117,13 +117,13 @@ impl Load {
         self.answers.each_ref().map(|count| count.load(Ordering::SeqCst))
     }
 
-    fn counted(&self, of: fn(&OutageCount) -> u64) -> u64 {
-        self.replicas.iter().map(|replica| replica.counted(of)).sum()
+    fn sum_of(&self, of: fn(&OutageCount) -> u64) -> u64 {
+        self.replicas.iter().map(|replica| replica.sum_of(of)).sum()
     }
 
     /// How many answers Redis has decided. One that is in flight may be missing.
     fn by_redis(&self) -> u64 {
-        let by_fallback = self.counted(|count| count.allowed + count.denied);
+        let by_fallback = self.sum_of(|count| count.allowed + count.denied);
         self.answers().iter().sum::<u64>().saturating_sub(by_fallback)
     }
 
@@ -146,8 +146,8 @@ impl Load {
     /// Waits until every replica has decided without Redis, has used up its share, and denies.
     async fn out_of_share(&mut self) {
         for nth in 0..self.replicas.len() {
-            let due = self.replicas[nth].counted(|count| count.denied) + 20;
-            let denied = |load: &Self| load.replicas[nth].counted(|count| count.denied) > due;
+            let due = self.replicas[nth].sum_of(|count| count.denied) + 20;
+            let denied = |load: &Self| load.replicas[nth].sum_of(|count| count.denied) > due;
             self.until("the share is used up", denied).await;
         }
     }
@@ -166,13 +166,13 @@ impl Load {
         while let Some(ended) = self.clients.join_next().await {
             ended.expect("every request is decided");
         }
-        let locally = |replica: &Replica| replica.counted(|count| count.allowed);
+        let locally = |replica: &Replica| replica.sum_of(|count| count.allowed);
         assert!(self.replicas.iter().all(|replica| locally(replica) <= SHARE));
-        (self.answers()[0], self.counted(|count| count.allowed))
+        (self.answers()[0], self.sum_of(|count| count.allowed))
     }
 
     /// What Redis says that the caller was charged.
-    async fn charged(&self) -> u64 {
+    async fn read_charged(&self) -> u64 {
         let redis = RateLimiter::new(daily(), self.replicas[0].store.store());
         let begin = Instant::now();
         loop {
@@ -212,8 +212,8 @@ async fn replicas_admit_their_shares_while_redis_is_away_and_redis_decides_whene
         let (admitted, locally) = load.end().await;
         assert_eq!(locally, REPLICAS * SHARE);
         // Redis charged what it admitted and what it never answered, and no more.
-        let (by_redis, charged) = (admitted - locally, load.charged().await);
-        let unknown = load.counted(|count| count.undetermined);
+        let (by_redis, charged) = (admitted - locally, load.read_charged().await);
+        let unknown = load.sum_of(|count| count.undetermined);
         assert_eq!(charged, LIMIT);
         assert!(by_redis <= most_by_redis, "{by_redis}");
         assert!(charged <= by_redis + unknown, "{by_redis} {unknown}");

@@ -169,7 +169,7 @@ fn style() -> impl Strategy<Value = Style> {
     })
 }
 
-fn written(address: IpAddr, style: Style) -> String {
+fn write_address(address: IpAddr, style: Style) -> String {
     let mut text = match address {
         IpAddr::V6(address) if style.long => {
             address.segments().map(|group| format!("{group:04x}")).join(":")
@@ -206,9 +206,9 @@ proptest! {
         style in style(),
         [joined, inner_proxy]: [bool; 2],
     ) {
-        let mut ours = written(client, style);
+        let mut ours = write_address(client, style);
         if inner_proxy {
-            ours = format!("{ours}, {}", written(ip("10.9.9.9"), style));
+            ours = format!("{ours}, {}", write_address(ip("10.9.9.9"), style));
         }
         // A proxy appends to the client's last line, or adds a line of its own.
         match lines.last_mut() {

@@ -157,7 +157,7 @@ fn items<T>(
     field: &HeaderName,
     read: impl Fn(String, &Parameters) -> Option<T>,
 ) -> Vec<T> {
-    let list: List = Parser::new(&joined(headers, field)).parse().unwrap_or_default();
+    let list: List = Parser::new(&join_lines(headers, field)).parse().unwrap_or_default();
     let read = |entry: &ListEntry| match entry {
         ListEntry::Item(Item { bare_item: BareItem::String(name), params }) => {
             read(name.as_str().to_owned(), params)
@@ -168,7 +168,7 @@ fn items<T>(
 }
 
 /// RFC 9651, section 4.2: several lines of a list are one, joined by commas.
-pub(super) fn joined(headers: &HeaderMap, field: &HeaderName) -> Vec<u8> {
+pub(super) fn join_lines(headers: &HeaderMap, field: &HeaderName) -> Vec<u8> {
     let lines: Vec<_> = headers.get_all(field).iter().map(HeaderValue::as_bytes).collect();
     lines.join(&b", "[..])
 }

@@ -45,7 +45,7 @@ impl PolicyField {
 
     /// The field, if it is that of this entry. Of several windows, an algorithm tells the one that
     /// is nearest to its end.
-    pub(crate) fn of(&self, entry: &FieldEntry<'_>) -> Option<&HeaderValue> {
+    pub(crate) fn value_for(&self, entry: &FieldEntry<'_>) -> Option<&HeaderValue> {
         let is_same = self.limit == entry.limit && self.window_s == entry.window_s;
         is_same.then_some(&self.value)
     }
@@ -62,7 +62,7 @@ impl<'a> FieldEntry<'a> {
         let own = || {
             if limit.algorithm().has_leases() { &Unit::ConcurrentRequests } else { &Unit::Requests }
         };
-        let set = fields.shown(limit.name()).and_then(|shown| shown.unit.as_ref());
+        let set = fields.settings_of(limit.name()).and_then(|shown| shown.unit.as_ref());
         let unit = set.unwrap_or_else(own);
         // A window that is not a whole number of seconds is rounded up: the quota over a longer
         // time promises no more. One below a second cannot be said.

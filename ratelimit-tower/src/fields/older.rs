@@ -8,7 +8,7 @@ use http::HeaderMap;
 use http::header::{HeaderName, HeaderValue};
 use sfv::{BareItem, Dictionary, Item, List, ListEntry, Parser};
 
-use super::advice::{Advice, AdvisedLimit, AdvisedPolicy, integer, joined};
+use super::advice::{Advice, AdvisedLimit, AdvisedPolicy, integer, join_lines};
 use super::draft::{RATELIMIT, RATELIMIT_POLICY};
 use super::{PREFIXED, UNPREFIXED, Unit};
 
@@ -37,7 +37,7 @@ pub(super) fn read(headers: &HeaderMap, now: SystemTime, advice: &mut Advice) {
 
 /// `RateLimit: limit=100, remaining=50, reset=30`.
 fn read_draft_07(headers: &HeaderMap, advice: &mut Advice) -> Option<()> {
-    let fields: Dictionary = Parser::new(&joined(headers, &RATELIMIT)).parse().ok()?;
+    let fields: Dictionary = Parser::new(&join_lines(headers, &RATELIMIT)).parse().ok()?;
     let number = |key: &str| match fields.get(key)? {
         ListEntry::Item(Item { bare_item, .. }) => integer(bare_item),
         ListEntry::InnerList(_) => None,
@@ -49,7 +49,7 @@ fn read_draft_07(headers: &HeaderMap, advice: &mut Advice) -> Option<()> {
 
 /// `RateLimit-Policy: 100;w=60, 1000;w=3600`, as of drafts 02 to 07.
 fn unnamed_policies(headers: &HeaderMap) -> Option<Vec<AdvisedPolicy>> {
-    let list: List = Parser::new(&joined(headers, &RATELIMIT_POLICY)).parse().ok()?;
+    let list: List = Parser::new(&join_lines(headers, &RATELIMIT_POLICY)).parse().ok()?;
     let policies = list.iter().map(|entry| match entry {
         ListEntry::Item(Item { bare_item: quota @ BareItem::Integer(_), params }) => {
             let window = params.get("w").map(|w| integer(w).map(Duration::from_secs));

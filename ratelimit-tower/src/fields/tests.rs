@@ -22,7 +22,7 @@ fn entry(name: &str) -> FieldEntry<'_> {
     }
 }
 
-fn written(fields: &Fields, entries: &[FieldEntry<'_>]) -> HeaderMap {
+fn write_fields(fields: &Fields, entries: &[FieldEntry<'_>]) -> HeaderMap {
     let mut headers = HeaderMap::new();
     add(fields, entries, &mut headers);
     headers
@@ -41,7 +41,7 @@ fn the_older_fields_tell_the_limit_with_the_least_remaining() {
     let least = FieldEntry { remaining: 3, limit: 7, reset_after_us: Some(1), ..entry("least") };
     for (form, prefix) in [(XRateLimit::Seconds, "x-"), (XRateLimit::Unprefixed, "")] {
         let fields = Fields::new().without_draft().x_ratelimit(form);
-        let mut headers = written(&fields, &[entry("burst"), least.clone()]);
+        let mut headers = write_fields(&fields, &[entry("burst"), least.clone()]);
         let told = ["limit", "remaining", "reset"]
             .map(|field| text(&headers, &format!("{prefix}ratelimit-{field}")).to_owned());
         assert_eq!(told, ["7", "3", "1"]);
@@ -57,7 +57,7 @@ fn the_older_fields_tell_the_limit_with_the_least_remaining() {
     let fields = Fields::new().without_draft();
     let unix_s = || SystemTime::UNIX_EPOCH.elapsed().unwrap().as_secs();
     let before = unix_s();
-    let headers = written(&fields.x_ratelimit(XRateLimit::UnixTime), &[least]);
+    let headers = write_fields(&fields.x_ratelimit(XRateLimit::UnixTime), &[least]);
     let told: u64 = text(&headers, "x-ratelimit-reset").parse().unwrap();
     assert!((before..=unix_s() + 1).contains(&told));
 }
@@ -81,7 +81,7 @@ fn providers_fields_tell_of_limits_of_their_names_and_are_read_again() {
         (ModelFields::OpenAi, 2, "x-ratelimit-reset-tokens"),
     ] {
         let fields = Fields::new().without_draft().model_fields(fields);
-        let headers = written(&fields, &entries);
+        let headers = write_fields(&fields, &entries);
         assert_eq!(headers.len(), 3 * names);
         assert_ne!(text(&headers, prefix), "");
         let Advice { limits, policies, .. } = Advice::from_headers(&headers);
@@ -102,11 +102,11 @@ fn providers_fields_tell_of_limits_of_their_names_and_are_read_again() {
         (7_205_000_000, "2h0m5s"),
     ] {
         let entry = FieldEntry { reset_after_us: Some(us), ..entry("requests") };
-        let headers = written(&Fields::new().model_fields(ModelFields::OpenAi), &[entry]);
+        let headers = write_fields(&Fields::new().model_fields(ModelFields::OpenAi), &[entry]);
         assert_eq!(text(&headers, "x-ratelimit-reset-requests"), due);
     }
     let far = FieldEntry { reset_after_us: Some(u64::MAX), ..entry("requests") };
-    let headers = written(&Fields::new().model_fields(ModelFields::Anthropic), &[far]);
+    let headers = write_fields(&Fields::new().model_fields(ModelFields::Anthropic), &[far]);
     assert_eq!(text(&headers, "anthropic-ratelimit-requests-reset"), "");
 }
 
@@ -146,7 +146,7 @@ proptest! {
         let one = FieldEntry {
             name: &name, limit, remaining, window_s, more_after_us, unit: &unit, partition_key, reset_after_us: Some(0), policy: None,
         };
-        let headers = written(&Fields::new(), &[one.clone(), entry("other")]);
+        let headers = write_fields(&Fields::new(), &[one.clone(), entry("other")]);
         for field in ["ratelimit-policy", "ratelimit"] {
             let list: List = Parser::new(text(&headers, field)).parse().unwrap();
             prop_assert_eq!(list.serialize(), Some(text(&headers, field).to_owned()));

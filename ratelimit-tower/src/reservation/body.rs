@@ -61,7 +61,7 @@ impl<B: Body> Body for SettledBody<B> {
                 }
                 if let (Some(reservation), Some(charge)) = (&this.reservation, &this.by_trailers)
                     && let Some(status) = frame.trailers_ref().and_then(grpc_status::of_fields)
-                    && let (Some(cost), false) = charge.of(status, false)
+                    && let (Some(cost), false) = charge.cost_for(status, false)
                 {
                     reservation.by_response.set(cost);
                 }

@@ -11,7 +11,7 @@ pub(super) fn is_in_trailers<B>(response: &Response<B>) -> bool {
 }
 
 /// The status of a response, by its code where it has one.
-pub(super) fn of<B>(response: &Response<B>) -> StatusCode {
+pub(super) fn status_of<B>(response: &Response<B>) -> StatusCode {
     of_fields(response.headers()).unwrap_or_else(|| response.status())
 }
 

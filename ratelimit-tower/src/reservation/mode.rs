@@ -52,7 +52,7 @@ impl<S: Store<A> + 'static, A: Quota + 'static> LayerMode<S, A> for Reserving {
             let log = gate.config.log.clone();
             let first = limiter.limits().iter().next().map_or("", Limit::name).to_owned();
             owned.on_error(move |error| {
-                if let Some(requests) = log.unsettled.due(&first) {
+                if let Some(requests) = log.unsettled.count_request(&first) {
                     tracing::warn!(%error, requests, "a reservation was not settled");
                 }
             });
@@ -105,8 +105,9 @@ impl Grant for Underway {
     fn end<B, E>(self, response: Result<Response<B>, E>) -> Result<Response<SettledBody<B>>, E> {
         let Self { mode, reservation } = self;
         // An error of the service is a 500 that another layer makes.
-        let status = response.as_ref().map_or(StatusCode::INTERNAL_SERVER_ERROR, grpc_status::of);
-        let (cost, counts_bytes) = mode.charge.of(status, response.is_err());
+        let status =
+            response.as_ref().map_or(StatusCode::INTERNAL_SERVER_ERROR, grpc_status::status_of);
+        let (cost, counts_bytes) = mode.charge.cost_for(status, response.is_err());
         if let Some(reservation) = &reservation {
             cost.inspect(|cost| reservation.by_response.set(*cost));
             if status == StatusCode::SWITCHING_PROTOCOLS

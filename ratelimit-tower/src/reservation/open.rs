@@ -122,7 +122,7 @@ impl OpenReservation {
                 Renewed::Lives => life / 2,
                 Renewed::Failed => life / 8,
                 Renewed::Expired => {
-                    if let Some(requests) = log.expired.due("") {
+                    if let Some(requests) = log.expired.count_request("") {
                         tracing::warn!(
                             requests,
                             "a reservation has expired while its request was underway"

@@ -180,13 +180,13 @@ where
             let told = shared.hold_back.as_ref().and_then(|told_by| told_by(&response));
             if let Some(wait) = told
                 && let Err(error) = shared.waiter.hold_back_all(&caller, wait).await
-                && let Some(requests) = shared.unshared.due("")
+                && let Some(requests) = shared.unshared.count_request("")
             {
                 tracing::warn!(%error, requests, "other processes are not told to hold back requests");
             }
             if let Some(advice) = shared.adopts.map(|advice_of| advice_of(&response))
                 && let Err(error) = shared.waiter.adopt(&caller, &advice).await
-                && let Some(requests) = shared.unadopted.due("")
+                && let Some(requests) = shared.unadopted.count_request("")
             {
                 tracing::warn!(%error, requests, "what another service says remains is not adopted");
             }

@@ -230,7 +230,7 @@ async fn by_choice_a_denial_that_tells_a_wait_holds_back_the_requests_that_follo
 }
 
 /// A limit of all callers, and one for each of them.
-fn shared(words: &str) -> Limits<AnyAlgorithm> {
+fn shared_and_own_limits(words: &str) -> Limits<AnyAlgorithm> {
     let limits = Limits::builder().limit("all", words).by(["service"]);
     limits.limit("user", "gcra 1000/s").by(["user"]).build().unwrap()
 }
@@ -250,7 +250,8 @@ async fn callers_of_a_shared_limit_ask_one_at_a_time() {
     let start = Instant::now();
     let store = MemoryStore::builder().clock(TokioClock::default()).build();
     let store = Counted(Arc::new(store), Arc::default());
-    let waiter = Waiter::new(RateLimiter::new(shared("gcra 100/s burst 1"), store.clone()));
+    let waiter =
+        Waiter::new(RateLimiter::new(shared_and_own_limits("gcra 100/s burst 1"), store.clone()));
     futures_util::future::join_all((0..200).map(|user| send(&waiter, user, 1))).await;
     assert_passed(start, 1..3); // no slower than the limit
     let calls = store.1.load(Ordering::Relaxed);
@@ -364,8 +365,10 @@ async fn holds_are_shared_over_a_fallback() {
 
 #[test]
 fn callers_of_several_limits_are_held_back_under_different_keys() {
-    let waiter =
-        Waiter::<_, AnyAlgorithm>::new(RateLimiter::new(shared("gcra 1/s"), MemoryStore::new()));
+    let waiter = Waiter::<_, AnyAlgorithm>::new(RateLimiter::new(
+        shared_and_own_limits("gcra 1/s"),
+        MemoryStore::new(),
+    ));
     let key = |service: &str, user: &str| waiter.hold_key(&[("service", service), ("user", user)]);
     assert_ne!(key("a", "1:b"), key("a1:1", "b"));
     assert_ne!(key("a", "-"), waiter.hold_key(&[("service", "a")]));

@@ -81,7 +81,7 @@ impl Store<AnyAlgorithm> for Faulty {
     }
 }
 
-/// Each limit's name, its policy in words, and the identifier that it is kept by.
+/// Each limit's name, its policy in words, and the identifier that it counts by.
 pub(crate) type Rows<'a> = &'a [(&'a str, &'a str, &'a str)];
 
 /// Two requests per address, one more every ten seconds.
@@ -98,7 +98,7 @@ pub(crate) fn limiter(rows: Rows) -> RateLimiter<Manual> {
     RateLimiter::new(limits(rows), store(&ManualClock::default()))
 }
 
-/// A layer of these limits, kept by the address of the peer.
+/// A layer of these limits, which count by the address of the peer.
 pub(crate) fn by_ip<S: Store<AnyAlgorithm>>(
     limiter: impl Into<Arc<RateLimiter<S>>>,
 ) -> RateLimitLayer<S> {
@@ -146,7 +146,7 @@ impl Answer {
         serde_json::from_slice(&self.body).unwrap()
     }
 
-    pub(crate) fn violated(&self) -> Vec<String> {
+    pub(crate) fn violated_limits(&self) -> Vec<String> {
         serde_json::from_value(self.problem()["violated-policies"].clone()).unwrap()
     }
 }

@@ -47,13 +47,16 @@ async fn a_denied_client_is_told_when_to_come_back_and_is_admitted_then() {
     assert_eq!(denied.field("content-type"), "application/problem+json");
     let problem = denied.problem();
     assert_eq!(problem["type"], "https://iana.org/assignments/http-problem-types#quota-exceeded");
-    assert_eq!((&problem["status"], denied.violated()), (&429.into(), vec!["burst".to_owned()]));
+    assert_eq!(
+        (&problem["status"], denied.violated_limits()),
+        (&429.into(), vec!["burst".to_owned()])
+    );
 
     clock.advance(Advice::from_headers(&denied.headers).wait().unwrap());
     assert_eq!(statuses(&app, [request("/")]).await, [200]);
 }
 
-fn finished<S: Store<AnyAlgorithm>>(layer: RateLimitLayer<S>) -> RateLimitLayer<S> {
+fn with_answer<S: Store<AnyAlgorithm>>(layer: RateLimitLayer<S>) -> RateLimitLayer<S> {
     let layer = layer.by("ip", ClientAddress::peer()).by("key", optional(header(API_KEY)));
     // The last unit counts.
     layer.fields(Fields::new().unit("bytes", Unit::Requests).unit("bytes", Unit::ContentBytes))
@@ -69,10 +72,11 @@ async fn all_modes_and_stores_decide_and_tell_alike_and_do_not_tell_of_a_shadow_
     let boxed: Arc<dyn DynStore<AnyAlgorithm>> = Arc::new(store(&ManualClock::default()));
     let chosen = Arc::new(limiter());
     for app in [
-        hello().layer(finished(RateLimitLayer::new(limiter()))),
-        hello().layer(finished(RateLimitLayer::new(limiter())).immediate()),
-        hello().layer(finished(RateLimitLayer::new(RateLimiter::new(limits.clone(), boxed)))),
-        hello().layer(finished(RateLimitLayer::choosing(move |_| Choice::Limited(chosen.clone())))),
+        hello().layer(with_answer(RateLimitLayer::new(limiter()))),
+        hello().layer(with_answer(RateLimitLayer::new(limiter())).immediate()),
+        hello().layer(with_answer(RateLimitLayer::new(RateLimiter::new(limits.clone(), boxed)))),
+        hello()
+            .layer(with_answer(RateLimitLayer::choosing(move |_| Choice::Limited(chosen.clone())))),
     ] {
         let some = send(&app, request("/")).await;
         let told = r#""burst";q=2;w=20, "bytes";q=4000;qu="content-bytes";w=4000"#;
@@ -81,7 +85,7 @@ async fn all_modes_and_stores_decide_and_tell_alike_and_do_not_tell_of_a_shadow_
         let all = send(&app, with_key("alice")).await;
         assert_eq!(all.field("ratelimit-policy"), format!(r#""daily";q=9;w=86400, {told}"#));
         let denied = send(&app, request("/")).await;
-        assert_eq!((denied.status, denied.violated()), (429, vec!["burst".to_owned()]));
+        assert_eq!((denied.status, denied.violated_limits()), (429, vec!["burst".to_owned()]));
         assert_eq!(statuses(&app, [with_key("alice")]).await, [429]);
     }
 }
@@ -130,7 +134,7 @@ async fn a_request_that_may_lack_an_identifier_still_needs_a_limit() {
         (200, r#""ip";q=2;w=20"#)
     );
     assert_eq!(statuses(&app, [with_key("a")]).await, [200]);
-    assert_eq!(send(&app, with_key("a")).await.violated(), ["key", "ip"]);
+    assert_eq!(send(&app, with_key("a")).await.violated_limits(), ["key", "ip"]);
     let app = hello().layer(layer(BY_KEY).by("key", optional(header(API_KEY))));
     assert_eq!(statuses(&app, [request("/")]).await, [400]);
 }
@@ -319,7 +323,7 @@ async fn an_outage_is_a_503_and_admits_only_by_choice_and_no_other_error_does() 
         if refused == 503 {
             let kind = answer.problem()["type"].to_string();
             assert!(kind.ends_with("#temporary-reduced-capacity\""), "{kind}");
-            assert_eq!(answer.violated(), ["burst"]);
+            assert_eq!(answer.violated_limits(), ["burst"]);
         }
         let open = hello().layer(layer.on_store_error(OnStoreError::Admit));
         let answer = send(&open, request("/")).await;
@@ -339,6 +343,6 @@ async fn a_limit_that_closes_in_an_outage_is_a_503_and_one_that_counts_locally_a
         let answer = send(&app, request("/")).await;
         assert_eq!((answer.status, answer.field("retry-after").is_empty()), (status, false));
         assert_eq!(answer.field("ratelimit").is_empty(), status == 503);
-        assert_eq!(answer.violated(), ["burst"]);
+        assert_eq!(answer.violated_limits(), ["burst"]);
     }
 }

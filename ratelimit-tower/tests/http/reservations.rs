@@ -43,7 +43,7 @@ impl Budget {
     }
 
     /// What is charged. A store in memory has settled when a request ends.
-    async fn charged(&self) -> u64 {
+    async fn read_charged(&self) -> u64 {
         100 - self.0.peek(&[("ip", "192.0.2.7")], 0).await.unwrap().remaining()
     }
 }
@@ -109,7 +109,7 @@ async fn a_response_costs_what_its_status_or_its_bytes_say() {
         let answer =
             send(&budget.layer(charge).layer(answers(status, Then::Ends)), request("/")).await;
         assert_eq!(answer.field("ratelimit"), r#""budget";r=90;t=1"#);
-        assert_eq!(budget.charged().await, cost, "{shown}");
+        assert_eq!(budget.read_charged().await, cost, "{shown}");
     }
 }
 
@@ -120,18 +120,18 @@ async fn the_estimate_is_charged_until_the_body_has_ended_and_bytes_until_the_cl
     let mut body = service.oneshot(request("/")).await.unwrap().into_body();
     for _ in 0..2 {
         body.frame().await.unwrap().unwrap();
-        assert_eq!(budget.charged().await, 10);
+        assert_eq!(budget.read_charged().await, 10);
     }
     assert!(body.frame().await.is_none());
-    assert_eq!(budget.charged().await, 1); // before the body is dropped
+    assert_eq!(budget.read_charged().await, 1); // before the body is dropped
 
     let service = budget.layer(Charge::body_bytes()).layer(answers(200, Then::Hangs));
     let mut body = service.oneshot(request("/")).await.unwrap().into_body();
     body.frame().await.unwrap().unwrap();
     drop(body);
-    assert_eq!(budget.charged().await, 1 + 3);
+    assert_eq!(budget.read_charged().await, 1 + 3);
     send(&budget.layer(Charge::body_bytes()).layer(answers(200, Then::Fails)), request("/")).await;
-    assert_eq!(budget.charged().await, 1 + 3 + 7);
+    assert_eq!(budget.read_charged().await, 1 + 3 + 7);
 }
 
 #[tokio::test]
@@ -142,10 +142,10 @@ async fn a_body_that_knows_its_last_frame_settles_with_it() {
     });
     let service = budget.layer(Charge::body_bytes()).layer(full);
     let mut body = service.oneshot(request("/")).await.unwrap().into_body();
-    assert_eq!(budget.charged().await, 10);
+    assert_eq!(budget.read_charged().await, 10);
     body.frame().await.unwrap().unwrap();
     assert!(http_body::Body::is_end_stream(&body));
-    assert_eq!(budget.charged().await, 7);
+    assert_eq!(budget.read_charged().await, 7);
 }
 
 #[tokio::test]
@@ -157,13 +157,13 @@ async fn the_handlers_word_goes_before_status_and_bytes() {
         meter.add(5);
     });
     send(&budget.layer(Charge::body_bytes().free(free())).layer(adds), request("/")).await;
-    assert_eq!(budget.charged().await, 25);
+    assert_eq!(budget.read_charged().await, 25);
     // Nothing at all; and above the estimate, down to nothing left.
     // A denied request reserves nothing.
     for (cost, status, charged) in [(0, 200, 25), (1_000, 200, 100), (7, 429, 100)] {
         let answer =
             send(&budget.layer(Charge::estimate()).layer(meters(cost)), request("/")).await;
-        assert_eq!((answer.status, budget.charged().await), (status, charged));
+        assert_eq!((answer.status, budget.read_charged().await), (status, charged));
     }
 }
 
@@ -174,7 +174,7 @@ async fn a_handler_that_fails_panics_or_is_abandoned_is_settled() {
     for (charge, charged) in [(Charge::estimate().free(free()), 0), (Charge::body_bytes(), 10)] {
         let service = budget.layer(charge).layer(failing);
         assert!(service.oneshot(request("/")).await.is_err());
-        assert_eq!(budget.charged().await, charged);
+        assert_eq!(budget.read_charged().await, charged);
     }
 
     let hanging = service_fn(|request: Request<Body>| async move {
@@ -184,10 +184,10 @@ async fn a_handler_that_fails_panics_or_is_abandoned_is_settled() {
     let service = budget.layer(Charge::estimate()).layer(hanging);
     let call = tokio::spawn(service.oneshot(request("/")));
     tokio::task::yield_now().await; // it begins
-    assert_eq!(budget.charged().await, 20); // the estimate, while it runs
+    assert_eq!(budget.read_charged().await, 20); // the estimate, while it runs
     call.abort();
     assert!(call.await.is_err());
-    assert_eq!(budget.charged().await, 12);
+    assert_eq!(budget.read_charged().await, 12);
 
     let panicking = service_fn(|_: Request<Body>| async {
         assert!(std::hint::black_box(false), "as a handler may");
@@ -196,7 +196,7 @@ async fn a_handler_that_fails_panics_or_is_abandoned_is_settled() {
     let layer = budget.layer(Charge::body_bytes());
     assert!(tokio::spawn(layer.layer(panicking).oneshot(request("/"))).await.is_err());
     layer.settlements().wait().await;
-    assert_eq!(budget.charged().await, 22);
+    assert_eq!(budget.read_charged().await, 22);
 }
 
 /// One at a time, each for half a minute.
@@ -368,7 +368,7 @@ async fn layers_inside_each_other_share_a_meter_unless_one_is_unmetered() {
         .layer(bytes.layer(Charge::body_bytes().unmetered()));
     send(&app, request("/")).await;
     for (budget, cost) in [(inner, 17), (outer, 17), (bytes, 4)] {
-        assert_eq!(budget.charged().await, cost);
+        assert_eq!(budget.read_charged().await, cost);
     }
 }
 

@@ -1,5 +1,5 @@
-//! What clients and handlers see by choice: a limit of another name, none, abnormal usage, waits
-//! that differ, decisions, refusals.
+//! What clients and handlers see if the service opts in: a limit of another name, none, abnormal
+//! usage, waits that differ, decisions, refusals.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -41,14 +41,14 @@ async fn a_hidden_limit_is_in_no_field_and_no_problem_and_denies_as_before() {
     assert!(!all.contains("money") && !all.contains("v2"), "{all}");
 
     let both = hello().layer(layer(ROWS).cost(5).fields(fields.clone()));
-    assert_eq!(send(&both, request("/")).await.violated(), ["tokens"]);
+    assert_eq!(send(&both, request("/")).await.violated_limits(), ["tokens"]);
     let hidden = hello().layer(layer(&ROWS[..1]).fields(fields.clone()));
     let first = send(&hidden, request("/")).await;
     assert_eq!((first.status, &*first.field("ratelimit")), (200, ""));
 
     let away = Faulty::new(&ManualClock::default(), |_, _| Some(ErrorKind::Unavailable));
     let app = hello().layer(by_ip(RateLimiter::new(limits(ROWS), away)).fields(fields));
-    assert_eq!(send(&app, request("/")).await.violated(), ["tokens"]);
+    assert_eq!(send(&app, request("/")).await.violated_limits(), ["tokens"]);
     assert!(Fields::new().rename("money", "two words").is_err());
 }
 
@@ -61,7 +61,7 @@ async fn a_denial_that_means_abnormal_usage_has_the_problem_type_of_the_draft() 
         let app = hello().layer(layer.clone());
         send(&app, request("/")).await;
         let denied = send(&app, request("/")).await;
-        assert_eq!((denied.status, denied.violated()), (429, vec!["logins".to_owned()]));
+        assert_eq!((denied.status, denied.violated_limits()), (429, vec!["logins".to_owned()]));
         assert_eq!(denied.problem()["type"], format!("{KIND}{kind}"));
         assert_eq!(denied.field("ratelimit"), r#""logins";r=0;t=10, "burst";r=1;t=10"#);
         let denied = send(&hello().layer(layer.answer(Grpc)), request("/")).await;

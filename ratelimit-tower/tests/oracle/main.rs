@@ -168,7 +168,7 @@ impl Both<'_> {
         self.compare_charges(&asked, &due.asked)?;
         if due.problem.is_some() {
             let head = head.ok_or_else(|| TestCaseError::fail("it is not rejected"))?;
-            return compare_answer(self.setup, &head, || underway.collected(), &due);
+            return compare_answer(self.setup, &head, || underway.collect_body(), &due);
         }
         let nth = self.underway.len();
         self.underway.push((underway, due));
@@ -244,9 +244,14 @@ impl Both<'_> {
     /// Compares what is counted of each limit.
     async fn compare_left(&mut self) -> Result<(), TestCaseError> {
         self.passes(0).await?;
-        for (limit, whose, left, owed) in self.model.left() {
+        for (limit, whose, left, owed) in self.model.remaining_and_owed() {
             let Some(key) = self.keys.keys.get(&(limit.name.to_owned(), whose)) else { continue };
-            prop_assert_eq!(self.system.left(limit, key), (left, owed), "{}", limit.name);
+            prop_assert_eq!(
+                self.system.remaining_and_owed(limit, key),
+                (left, owed),
+                "{}",
+                limit.name
+            );
         }
         let due = self.model.without_store.iter();
         let due: Vec<_> =

@@ -149,20 +149,20 @@ impl<'a> Model<'a> {
     }
 
     /// What a limit says, and what it leaves.
-    fn stepped(&self, key: &Key, (limit, _, cost): &Applies<'a>) -> (Decision, Option<AnyState>) {
+    fn step(&self, key: &Key, (limit, _, cost): &Applies<'a>) -> (Decision, Option<AnyState>) {
         let algorithm = self.algorithm(key.0, limit);
         if !limit.kind.is_leases() {
             let state = self.states.get(key);
             let step = limit.kind.limit(algorithm).step(state, self.now(), *cost);
             return (step.decision, step.write.after(state).cloned());
         }
-        let (places, held) = (algorithm.capacity(), self.held(key));
+        let (places, held) = (algorithm.capacity(), self.leases_held(key));
         let allowed = held + cost <= places;
         let held = if allowed { held + cost } else { held };
         (self.busy(*cost, (places, held), allowed), None)
     }
 
-    fn held(&self, key: &Key) -> u64 {
+    fn leases_held(&self, key: &Key) -> u64 {
         self.held.get(key).copied().unwrap_or_default()
     }
 
@@ -194,7 +194,7 @@ impl<'a> Model<'a> {
         denied_elsewhere: bool,
     ) -> Vec<Said<'a>> {
         let key = |(limit, whose, _): &Applies<'a>| (keeper, limit.name, whose.clone());
-        let stepped: Vec<_> = limits.iter().map(|one| self.stepped(&key(one), one)).collect();
+        let stepped: Vec<_> = limits.iter().map(|one| self.step(&key(one), one)).collect();
         let all_fit = !denied_elsewhere && stepped.iter().all(|(decision, _)| decision.allowed);
         let said = limits.into_iter().zip(stepped).map(|(one, (mut decision, after))| {
             let (key, now) = (key(&one), self.now());
@@ -210,7 +210,8 @@ impl<'a> Model<'a> {
                     let again = algorithm.step(after.as_ref(), now, cost).decision;
                     decision.retry_after_us = again.retry_after_us;
                 } else if limit.kind.is_leases() {
-                    decision = self.busy(cost, (algorithm.capacity(), self.held(&key)), true);
+                    decision =
+                        self.busy(cost, (algorithm.capacity(), self.leases_held(&key)), true);
                 } else {
                     decision = algorithm.step(before.as_ref(), now, 0).decision;
                     decision.cost = cost;
@@ -270,12 +271,12 @@ impl<'a> Model<'a> {
             if setup.admits_outage {
                 return self.admit(ask, Answer::default(), None);
             }
-            let violated = apply.iter().filter_map(|(limit, ..)| shown(limit)).collect();
+            let violated = apply.iter().filter_map(|(limit, ..)| client_name(limit)).collect();
             let problem = Some("temporary-reduced-capacity");
             return Answer { status: 503, problem, violated, ..Answer::default() };
         } else {
             let said = self.ask_all(Keeper::Store, apply, false);
-            asked.extend(said.iter().map(Said::asked));
+            asked.extend(said.iter().map(Said::request));
             said
         };
         let allowed = said.iter().all(|said| said.decision.allowed);
@@ -285,7 +286,7 @@ impl<'a> Model<'a> {
                 in_shadow.push(self.ask_fallback(vec![one], ask.away, &mut is_away, &mut asked));
             } else if !ask.away {
                 in_shadow.push(self.ask_all(Keeper::Store, vec![one], false));
-                asked.extend(in_shadow.iter().flatten().last().map(Said::asked));
+                asked.extend(in_shadow.iter().flatten().last().map(Said::request));
             }
         }
         let fields =
@@ -307,7 +308,7 @@ impl<'a> Model<'a> {
         let longest_us = said.iter().filter_map(|said| said.decision.retry_after_us).max();
         let answer = Answer {
             retry_after_us: longest_us.filter(|us| *us > 0 && !never),
-            violated: denied().filter_map(|said| shown(said.limit)).collect(),
+            violated: denied().filter_map(|said| client_name(said.limit)).collect(),
             ..answer
         };
         let closes = |said: &Said<'_>| said.limit.on_outage == OnOutage::Closed;
@@ -346,7 +347,7 @@ impl<'a> Model<'a> {
     }
 
     /// How much of each limit is left in the store, and owed, for each caller that it knows.
-    pub(crate) fn left(&self) -> Vec<(&'a LimitSpec, Vec<String>, u64, u64)> {
+    pub(crate) fn remaining_and_owed(&self) -> Vec<(&'a LimitSpec, Vec<String>, u64, u64)> {
         let limits = self.setup.limits.iter();
         let of = |limit: &'a LimitSpec| {
             let keys = self.states.keys().chain(self.held.keys());
@@ -355,7 +356,7 @@ impl<'a> Model<'a> {
             keys.map(move |key| {
                 let (algorithm, state) = (limit.kind.algorithm(), self.states.get(key));
                 let left = algorithm.step(state, self.now(), 0).decision.remaining;
-                let left = left - self.held(key);
+                let left = left - self.leases_held(key);
                 (limit, key.2.clone(), left, algorithm.owed(state, self.now()))
             })
         };
@@ -368,13 +369,13 @@ impl<'a> Said<'a> {
         Self { limit, whose, decision, charged: None, is_busy: false }
     }
 
-    pub(crate) fn asked(&self) -> (String, Vec<String>, u64) {
+    pub(crate) fn request(&self) -> (String, Vec<String>, u64) {
         (self.limit.name.to_owned(), self.whose.clone(), self.decision.cost)
     }
 }
 
 /// The name of a limit to clients.
-fn shown(limit: &LimitSpec) -> Option<String> {
+fn client_name(limit: &LimitSpec) -> Option<String> {
     match limit.shown {
         Shown::Own => Some(limit.name.to_owned()),
         Shown::As(name) => Some(name.to_owned()),
@@ -385,7 +386,8 @@ fn shown(limit: &LimitSpec) -> Option<String> {
 /// The fields that describe these limits.
 fn fields(setup: &Setup, said: &[Said<'_>]) -> Vec<(&'static str, String)> {
     let seconds = |us: u64| us.div_ceil(1_000_000);
-    let visible: Vec<_> = said.iter().filter_map(|said| Some((shown(said.limit)?, said))).collect();
+    let visible: Vec<_> =
+        said.iter().filter_map(|said| Some((client_name(said.limit)?, said))).collect();
     let mut fields = Vec::new();
     if setup.fields.draft && !visible.is_empty() {
         let policy = visible.iter().map(|(name, said)| {

@@ -65,7 +65,7 @@ impl<'a> Model<'a> {
         let called = if *is_away { Err(PAUSE_US) } else { self.calls(away) };
         let Err(wait_us) = called else {
             let said = self.ask_all(Keeper::Store, limits, false);
-            asked.extend(said.iter().map(Said::asked));
+            asked.extend(said.iter().map(Said::request));
             return said;
         };
         *is_away = true;

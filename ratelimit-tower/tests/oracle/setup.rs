@@ -94,7 +94,7 @@ pub(crate) enum Mode {
     Reserving(Charged),
 }
 
-/// How the layer charges a response: 304 costs nothing, 500 by choice.
+/// How the layer charges a response: 304 costs nothing, nor does 500 if the setup says so.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Charged {
     Estimate,
@@ -228,7 +228,7 @@ impl Frames {
     }
 }
 
-/// What becomes of a request that is underway.
+/// What happens to a request that is in flight.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Go {
     /// Its next step: the response, a frame of the body, the end of what is kept.

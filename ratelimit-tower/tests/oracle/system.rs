@@ -278,7 +278,7 @@ async fn handle(request: Request<Body>) -> Result<Response<Body>, Broken> {
     }
 }
 
-fn boxed<B, S>(service: S) -> Boxed
+fn box_service<B, S>(service: S) -> Boxed
 where
     B: http_body::Body<Data = axum::body::Bytes, Error = axum::Error> + Send + 'static,
     S: Service<Request<Body>, Response = Response<B>, Error = Broken, Future: Send>,
@@ -288,7 +288,7 @@ where
 }
 
 /// The layer with all that the setup says.
-fn configured<S: Store<AnyAlgorithm>>(
+fn configure<S: Store<AnyAlgorithm>>(
     setup: &Setup,
     layer: RateLimitLayer<S>,
 ) -> RateLimitLayer<S, AnyAlgorithm, InFormat> {
@@ -320,7 +320,7 @@ fn configured<S: Store<AnyAlgorithm>>(
 }
 
 /// A layer over this store, around the handler.
-fn layered<S: Store<AnyAlgorithm> + 'static>(
+fn build_layer<S: Store<AnyAlgorithm> + 'static>(
     setup: &Setup,
     store: &Arc<S>,
 ) -> RateLimitLayer<Arc<S>, AnyAlgorithm, InFormat> {
@@ -339,16 +339,16 @@ fn layered<S: Store<AnyAlgorithm> + 'static>(
     } else {
         RateLimitLayer::new(all)
     };
-    configured(setup, layer)
+    configure(setup, layer)
 }
 
 /// Awaits the store, and reserves if the setup says so.
-fn awaited<S: Store<AnyAlgorithm> + 'static>(
+fn await_store<S: Store<AnyAlgorithm> + 'static>(
     setup: &Setup,
     layer: RateLimitLayer<S, AnyAlgorithm, InFormat>,
 ) -> Boxed {
     let Mode::Reserving(charged) = setup.mode else {
-        return boxed(layer.layer(service_fn(handle)));
+        return box_service(layer.layer(service_fn(handle)));
     };
     let charge = match charged {
         Charged::Estimate => Charge::estimate(),
@@ -357,7 +357,7 @@ fn awaited<S: Store<AnyAlgorithm> + 'static>(
     };
     let frees_500 = setup.frees_500;
     let charge = charge.free(move |status| status == 304 || (status == 500 && frees_500));
-    boxed(layer.reserve(charge).layer(service_fn(handle)))
+    box_service(layer.reserve(charge).layer(service_fn(handle)))
 }
 
 impl System {
@@ -377,11 +377,11 @@ impl System {
             settings.build(store.clone(), &limits(setup.limits.iter())).unwrap()
         });
         let service = match &fallback {
-            Some(fallback) => awaited(setup, layered(setup, &Arc::new(fallback.clone()))),
+            Some(fallback) => await_store(setup, build_layer(setup, &Arc::new(fallback.clone()))),
             None if setup.mode == Mode::Immediate => {
-                boxed(layered(setup, &store).immediate().layer(service_fn(handle)))
+                box_service(build_layer(setup, &store).immediate().layer(service_fn(handle)))
             }
-            None => awaited(setup, layered(setup, &store)),
+            None => await_store(setup, build_layer(setup, &store)),
         };
         Self { store, fallback, service, header: setup.header, seen: Seen::default() }
     }
@@ -467,7 +467,7 @@ impl System {
     }
 
     /// What is left of a limit in the store, and owed.
-    pub(crate) fn left(&self, limit: &LimitSpec, key: &str) -> (u64, u64) {
+    pub(crate) fn remaining_and_owed(&self, limit: &LimitSpec, key: &str) -> (u64, u64) {
         let limits = limits(std::iter::once(limit));
         let check = Check { limit: limits.iter().next().unwrap(), key, cost: 0 };
         let verdict = self.store.store.apply_now(&Batch::one(&check).op(Op::Peek)).unwrap();
@@ -508,7 +508,7 @@ impl Underway {
     }
 
     /// The rest of the body.
-    pub(crate) fn collected(&mut self) -> Bytes {
+    pub(crate) fn collect_body(&mut self) -> Bytes {
         let body = self.body.take().unwrap();
         body.collect().now_or_never().expect("it waits for nothing").unwrap().to_bytes()
     }
