@@ -43,7 +43,7 @@ const HOUR_US: u64 = 3_600_000_000;
 type DecisionRun = Box<dyn FnMut() -> usize>;
 
 /// The keys of the decisions: one known key.
-fn known() -> Vec<CallerKey> {
+fn known_keys() -> Vec<CallerKey> {
     vec![CallerKey::new(0); DECISIONS]
 }
 
@@ -75,12 +75,12 @@ fn ours(allowance: Allowance) -> Ours<ManualClock> {
 
 fn precise() -> DecisionRun {
     let ours = Ours::new(MANY, PreciseClock::new(), 1_000).expect("a limit");
-    decide(ours, 1, known())
+    decide(ours, 1, known_keys())
 }
 
 fn governor() -> DecisionRun {
     let governor = Governor::with_clock(MANY, FakeRelativeClock::default()).expect("a limit");
-    decide(governor, 1, known())
+    decide(governor, 1, known_keys())
 }
 
 type Limiter<A> = RateLimiter<MemoryStore<A, ManualClock>, A>;
@@ -114,7 +114,7 @@ fn window() -> FixedWindow {
 fn mixed() -> DecisionRun {
     let limits =
         ["gcra 1000000/s burst 4000000", "fixed-window 4000000000/h", "sliding-counter 1000000/h"];
-    charge(limits.map(|words| words.parse::<AnyAlgorithm>().expect("an algorithm")), known())
+    charge(limits.map(|words| words.parse::<AnyAlgorithm>().expect("an algorithm")), known_keys())
 }
 
 fn peek() -> DecisionRun {
@@ -123,7 +123,7 @@ fn peek() -> DecisionRun {
     let peek = move |key: &CallerKey| {
         black_box(&limiter.peek_now(key.as_str(), 1)).as_ref().is_ok_and(Verdict::allowed)
     };
-    decide(ByFunction(peek), 1, known())
+    decide(ByFunction(peek), 1, known_keys())
 }
 
 fn lease() -> DecisionRun {
@@ -133,7 +133,7 @@ fn lease() -> DecisionRun {
         let leased = black_box(limiter.lease_now(key.as_str()));
         leased.is_ok_and(|leased| matches!(leased, Leased::Granted(_)))
     };
-    decide(ByFunction(lease), 1, known())
+    decide(ByFunction(lease), 1, known_keys())
 }
 
 /// Requests of one peer, after one that makes its state.
@@ -156,16 +156,16 @@ const V4: &str = "198.51.100.77:4711";
 const V6: &str = "[2001:db8:85a3:12::7]:4711";
 
 #[library_benchmark]
-#[bench::allowed(decide(ours(MANY), 1, known()))]
-#[bench::batch(decide(ours(MANY), BATCH, known()))]
+#[bench::allowed(decide(ours(MANY), 1, known_keys()))]
+#[bench::batch(decide(ours(MANY), BATCH, known_keys()))]
 #[bench::precise(precise())]
 #[bench::governor(governor())]
 #[bench::peek(peek())]
 #[bench::new(charge([gcra()], new()))]
-#[bench::limits(charge([gcra(); 3], known()))]
+#[bench::limits(charge([gcra(); 3], known_keys()))]
 #[bench::mixed(mixed())]
 #[bench::new_limits(charge([gcra(); 3], new()))]
-#[bench::window(charge([window()], known()))]
+#[bench::window(charge([window()], known_keys()))]
 #[bench::new_window(charge([window()], new()))]
 #[bench::lease(lease())]
 fn memory(mut run: DecisionRun) -> DecisionRun {
@@ -174,7 +174,7 @@ fn memory(mut run: DecisionRun) -> DecisionRun {
 }
 
 #[library_benchmark]
-#[bench::denied(decide(ours(FEW), 1, known()))]
+#[bench::denied(decide(ours(FEW), 1, known_keys()))]
 fn denied(mut run: DecisionRun) -> DecisionRun {
     assert_eq!(run(), 0);
     run

@@ -86,7 +86,7 @@ fn micros(duration: Duration) -> u64 {
 }
 
 /// Serves this router on a free port, until the runtime ends.
-async fn served(router: Router) -> Fallible<SocketAddr> {
+async fn serve(router: Router) -> Fallible<SocketAddr> {
     let listener = TcpListener::bind("127.0.0.1:0").await?;
     let address = listener.local_addr()?;
     tokio::spawn(async move { axum::serve(listener, router).await });
@@ -163,8 +163,8 @@ async fn measure(choice: OnOutage, plan: OutagePlan) -> Fallible<OutageResult> {
     let fallback = settings.build(store, &limits)?;
     let layer = RateLimitLayer::new(RateLimiter::new(limits, fallback.clone()));
     let service = || Router::new().route("/", get(|| async { "hello\n" }));
-    let limited = served(service().layer(layer.by("user", header(USER)).checked()?)).await?;
-    let services = [limited, served(service()).await?];
+    let limited = serve(service().layer(layer.by("user", header(USER)).checked()?)).await?;
+    let services = [limited, serve(service()).await?];
 
     let over = Arc::new(AtomicBool::new(false));
     let mut clients = JoinSet::new();

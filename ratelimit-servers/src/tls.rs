@@ -120,8 +120,9 @@ fn certificates() -> Result<Pems, Error> {
     let key = KeyPair::generate()?;
     let ca = authority.self_signed(&key)?.pem();
     let issuer = Issuer::new(authority, key);
-    let server = of(ExtendedKeyUsagePurpose::ServerAuth, &["localhost", "127.0.0.1"])?;
-    let client = of(ExtendedKeyUsagePurpose::ClientAuth, &[])?;
+    let server =
+        certificate_params(ExtendedKeyUsagePurpose::ServerAuth, &["localhost", "127.0.0.1"])?;
+    let client = certificate_params(ExtendedKeyUsagePurpose::ClientAuth, &[])?;
     let (server_key, client_key) = (KeyPair::generate()?, KeyPair::generate()?);
     let mut expired = server.clone();
     expired.not_before = date_time_ymd(2000, 1, 1);
@@ -137,7 +138,10 @@ fn certificates() -> Result<Pems, Error> {
 }
 
 /// The parameters of a certificate for this purpose.
-fn of(purpose: ExtendedKeyUsagePurpose, names: &[&str]) -> Result<CertificateParams, Error> {
+fn certificate_params(
+    purpose: ExtendedKeyUsagePurpose,
+    names: &[&str],
+) -> Result<CertificateParams, Error> {
     let names: Vec<String> = names.iter().map(ToString::to_string).collect();
     let mut params = CertificateParams::new(names)?;
     params.distinguished_name.push(DnType::CommonName, "ratelimit-testkit test");

@@ -30,7 +30,7 @@ const LONG_LIVED: Allowance =
     Allowance { period: Duration::from_secs(400), burst: non_zero(11_000_000) };
 
 /// How often keys come to a limiter made anew. A pause of the limiter's own comes every time; what
-/// else runs on the machine comes once or twice, so that the best of them is told.
+/// else runs on the machine comes once or twice, so the best of them is reported.
 const TRIES: usize = 3;
 
 /// What calls took.

@@ -6,7 +6,7 @@
 //! commandstats`); its time is that of its main thread on a processor.
 //!
 //! A turn begins when the ten are spent. A wait of the attacked key is a tenth of a second: a
-//! request that is denied is told to retry after that time at most. A plain loop calls the server
+//! denied request reads a retry time of at most that. A plain loop calls the server
 //! for each request. A cache of denials calls it when a wait ends, once.
 
 use std::sync::Arc;

@@ -8,7 +8,7 @@ use crate::measure::Fallible;
 use super::cpu::ReplayedDecision;
 use super::lab::Lab;
 use super::recorder::{RecordedCommand, command};
-use super::replay::recorded;
+use super::replay::recorded_caller;
 use super::situation::Situation;
 
 /// The number of buckets, and the days of each: no bucket ends during a run.
@@ -48,7 +48,7 @@ pub(super) async fn run(lab: &mut Lab) -> Fallible {
         let decision = lab.record(&situation, true).await?;
         trial(packed, 1).measure(lab, &decision)?;
 
-        let caller = recorded();
+        let caller = recorded_caller();
         let name = |n: u32| format!("c:{{{}}}:{n}", caller.as_str());
         let counters: Vec<_> = (0..count).map(name).collect();
         let counters: Vec<_> = counters.iter().map(String::as_str).collect();
@@ -82,7 +82,7 @@ pub(super) async fn run(lab: &mut Lab) -> Fallible {
             (hashed, 1, &hset, hashing),
         ] {
             lab.flush()?;
-            let recorded = lab.given(prepare, commands)?;
+            let recorded = lab.replay_commands(prepare, commands)?;
             trial(decision, keys).measure(lab, &recorded)?;
         }
     }

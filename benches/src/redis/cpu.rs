@@ -19,7 +19,7 @@ use crate::report::digits;
 use super::lab::{Lab, cpu_of};
 use super::plain::{GATHERING_SCRIPT, GCRA_SCRIPT, NARROW, ScriptNumbers, WIDE, key};
 use super::recorder::{RecordedCommand, command};
-use super::replay::{RecordedDecision, StoredKeys, Template, incr, recorded};
+use super::replay::{RecordedDecision, StoredKeys, Template, incr, recorded_caller};
 use super::situation::{ALGORITHMS, Situation};
 
 /// Requests that share a call, of one key or of different ones.
@@ -71,9 +71,10 @@ impl ReplayedDecision {
                 let mut pair = [0.0; 2];
                 for way in [first, 1 - first] {
                     pair[way] = if way == 0 {
-                        timed(lab, &incr, chunk.clone())?
+                        time_per_caller(lab, &incr, chunk.clone())?
                     } else {
-                        timed(lab, &replay, calls(chunk.clone()))? / f64::from(self.requests)
+                        time_per_caller(lab, &replay, calls(chunk.clone()))?
+                            / f64::from(self.requests)
                     };
                 }
                 pairs.push(pair);
@@ -106,7 +107,7 @@ impl ReplayedDecision {
 }
 
 /// The server's nanoseconds for each of these callers.
-fn timed(lab: &mut Lab, template: &Template, callers: Range<usize>) -> Fallible<f64> {
+fn time_per_caller(lab: &mut Lab, template: &Template, callers: Range<usize>) -> Fallible<f64> {
     let count = u32::try_from(callers.len())?;
     let begin = cpu(lab)?;
     template.send(&mut lab.wire, callers)?;
@@ -140,7 +141,7 @@ pub(super) async fn run(lab: &mut Lab) -> Fallible {
         }
     }
     in_store(lab, Lua::NAME, Situation::lease_by_id()?, &lua).await?;
-    merged(lab, &lua).await?;
+    measure_merged(lab, &lua).await?;
     for (algorithm, admits) in each() {
         in_store(lab, Cas::NAME, Situation::one(algorithm, admits)?, &cas).await?;
         let Some(attempts) = Situation::by_attempts(algorithm, admits)? else { continue };
@@ -167,7 +168,7 @@ async fn in_store<S: Store<AnyAlgorithm> + Clone>(
 
 /// A hundred requests of one key that share a call: of one limit at one cost, at costs that change
 /// from one request to the next, and of three limits.
-async fn merged(lab: &mut Lab, store: &RedisStore) -> Fallible {
+async fn measure_merged(lab: &mut Lab, store: &RedisStore) -> Fallible {
     for (decision, situation) in [
         ("gcra, 100 merged", Situation::one("gcra", true)?),
         ("gcra, 100 of 3 costs", Situation::one("gcra", true)?.with_costs(3)),
@@ -190,7 +191,7 @@ fn floors(lab: &mut Lab) -> Fallible {
     let nothing = lab.load("return 1")?;
     let gcra = lab.load(GCRA_SCRIPT)?;
     let gathering = lab.load(GATHERING_SCRIPT)?;
-    let caller = recorded();
+    let caller = recorded_caller();
     let key = key("floor", caller.as_str());
     let by_hand = |numbers: ScriptNumbers, cost| vec![numbers.command(&gcra, &[&key], cost)];
     let keys: Vec<_> = (0..MERGED).map(|n| format!("{key}:{n}")).collect();
@@ -213,7 +214,7 @@ fn floors(lab: &mut Lab) -> Fallible {
         if decision.starts_with("100") {
             trial = ReplayedDecision { requests: MERGED, keys: keys.len(), ..trial };
         }
-        let recorded = lab.given(&prepare, commands)?;
+        let recorded = lab.replay_commands(&prepare, commands)?;
         trial.measure(lab, &recorded)?;
     }
     Ok(())

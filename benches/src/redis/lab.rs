@@ -13,7 +13,7 @@ use crate::measure::Fallible;
 use crate::report::{BenchReport, Effort};
 
 use super::recorder::{RecordedCommand, RecordingProxy, command};
-use super::replay::{RecordedDecision, StoredKeys, recorded, warming_up};
+use super::replay::{RecordedDecision, StoredKeys, recorded_caller, warming_up};
 use super::situation::InStore;
 
 /// The longest wait for the server's thread to go to sleep; its time is read afterwards in any
@@ -72,7 +72,7 @@ impl Lab {
         subject: &InStore<S>,
         admits: bool,
     ) -> Fallible<RecordedDecision> {
-        let (first, caller) = (warming_up(), recorded());
+        let (first, caller) = (warming_up(), recorded_caller());
         for caller in [&first, &caller] {
             subject.prepare(caller).await?;
         }
@@ -95,7 +95,7 @@ impl Lab {
         subject: &InStore<S>,
         requests: u32,
     ) -> Fallible<RecordedDecision> {
-        let (first, caller) = (warming_up(), recorded());
+        let (first, caller) = (warming_up(), recorded_caller());
         for caller in [&first, &caller] {
             subject.prepare(caller).await?;
         }
@@ -111,11 +111,11 @@ impl Lab {
             return Err(format!("{requests} requests behind one do not share a command").into());
         };
         // Once more, with the keys before and after it.
-        self.given(&[], vec![command.clone()])
+        self.replay_commands(&[], vec![command.clone()])
     }
 
     /// Commands that are given instead of recorded, after these others have been sent.
-    pub(super) fn given(
+    pub(super) fn replay_commands(
         &mut self,
         prepare: &[RecordedCommand],
         commands: Vec<RecordedCommand>,
@@ -123,10 +123,10 @@ impl Lab {
         for command in prepare {
             self.ask(command)?;
         }
-        let before = StoredKeys::read(&mut self.wire, &recorded())?;
+        let before = StoredKeys::read(&mut self.wire, &recorded_caller())?;
         let replies = commands.iter().map(|command| self.ask(command));
         let replies = replies.collect::<Result<_, _>>()?;
-        let after = StoredKeys::read(&mut self.wire, &recorded())?;
+        let after = StoredKeys::read(&mut self.wire, &recorded_caller())?;
         Ok(RecordedDecision { commands, replies, before, after })
     }
 }

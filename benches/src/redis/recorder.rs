@@ -65,16 +65,16 @@ impl RecordingProxy {
         let deadline = Instant::now() + PATIENCE;
         let mut taken = Vec::new();
         for sent in lock(&self.connections).iter() {
-            let commands = parsed(&std::mem::take(&mut *lock(&sent.requests)));
+            let commands = parse_values(&std::mem::take(&mut *lock(&sent.requests)));
             let commands: Vec<_> = commands.into_iter().filter_map(words).collect();
             // The client may have a reply a moment before it is recorded.
-            while parsed(&lock(&sent.replies)).len() < commands.len() {
+            while parse_values(&lock(&sent.replies)).len() < commands.len() {
                 if Instant::now() > deadline {
                     return Err("the server has not replied to a recorded command".into());
                 }
                 thread::yield_now();
             }
-            let replies = parsed(&std::mem::take(&mut *lock(&sent.replies)));
+            let replies = parse_values(&std::mem::take(&mut *lock(&sent.replies)));
             taken.extend(commands.into_iter().zip(replies));
         }
         taken.retain(|(command, _)| !is_upkeep(command));
@@ -111,7 +111,7 @@ fn copy(mut from: TcpStream, mut to: TcpStream, kept: &Mutex<Vec<u8>>) {
 }
 
 /// The values that are there in full.
-fn parsed(mut bytes: &[u8]) -> Vec<Value> {
+fn parse_values(mut bytes: &[u8]) -> Vec<Value> {
     let mut parser = Parser::new();
     std::iter::from_fn(|| parser.parse_value(&mut bytes).ok()).collect()
 }

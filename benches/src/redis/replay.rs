@@ -20,11 +20,11 @@ const BASELINE: &str = "baseline:";
 
 /// An INCR for each caller, to compare a decision with.
 pub(super) fn incr() -> Result<Template, String> {
-    Template::new(&[command(&["INCR", &format!("{BASELINE}{}", recorded().as_str())])])
+    Template::new(&[command(&["INCR", &format!("{BASELINE}{}", recorded_caller().as_str())])])
 }
 
 /// The caller for which a decision is recorded.
-pub(super) fn recorded() -> CallerKey {
+pub(super) fn recorded_caller() -> CallerKey {
     CallerKey::new(RECORDED)
 }
 
@@ -47,7 +47,7 @@ impl Template {
     /// A template of these commands, each of which may name the recorded caller any number of
     /// times. Fails if no command names it: then all callers would be one.
     pub(super) fn new(commands: &[RecordedCommand]) -> Result<Self, String> {
-        let caller = recorded();
+        let caller = recorded_caller();
         let name = caller.as_str().as_bytes();
         let mut bytes = Vec::new();
         for command in commands {
@@ -203,7 +203,7 @@ impl RecordedDecision {
             }
         }
         for Dumped { key, end_ms, dump, .. } in &self.before.0 {
-            let name = recorded();
+            let name = recorded_caller();
             if dump.windows(name.as_str().len()).any(|bytes| bytes == name.as_str().as_bytes()) {
                 return Err(format!(
                     "the value under {} names its caller, so that it cannot be copied",

@@ -52,7 +52,7 @@ type ChargedAlgorithm = (AnyAlgorithm, Vec<(u64, Duration)>);
 /// A limit with earlier charges, which admits the next request or denies it. It refills within
 /// hours, and its windows are long, so that one state serves a whole run. A bucketed window has
 /// fifteen buckets, a log ten entries, and ten leases are alive.
-fn charged(algorithm: &str, admits: bool) -> Fallible<ChargedAlgorithm> {
+fn charged_algorithm(algorithm: &str, admits: bool) -> Fallible<ChargedAlgorithm> {
     let rate = |rate: &str| rate.parse::<Rate>();
     let window = || rate(if admits { "1000000000/10000d" } else { "10/10000d" });
     let now = |cost| vec![(cost, Duration::ZERO)];
@@ -100,7 +100,7 @@ impl Situation {
 
     /// One limit by this algorithm.
     pub(super) fn one(algorithm: &'static str, admits: bool) -> Fallible<Self> {
-        let (limit, charges) = charged(algorithm, admits)?;
+        let (limit, charges) = charged_algorithm(algorithm, admits)?;
         Self::new(algorithm, admits, [limit], charges)
     }
 
@@ -119,8 +119,8 @@ impl Situation {
         admits: bool,
     ) -> Fallible<Self> {
         // The charges of the last limit, so that it is full where it must deny.
-        let (third, charges) = charged(third, admits)?;
-        let limits = [charged(first, true)?.0, charged(second, true)?.0, third];
+        let (third, charges) = charged_algorithm(third, admits)?;
+        let limits = [charged_algorithm(first, true)?.0, charged_algorithm(second, true)?.0, third];
         Self::new(name, admits, limits, charges)
     }
 
