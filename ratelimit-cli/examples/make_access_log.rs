@@ -18,7 +18,7 @@ fn main() -> io::Result<()> {
 
 /// The log that is committed.
 #[allow(dead_code)] // only the test that includes this file asks for it
-pub(crate) fn committed() -> String {
+pub(crate) fn read_committed_log() -> String {
     generate(SEED)
 }
 

@@ -92,7 +92,7 @@ impl Caller {
                     return Err(Failure::input(format!(
                         "no limit of the policy counts by {name:?}. {} Write a bare key that contains \"=\" as \
                          {BARE_NAME}={key}",
-                        wanted(limits)
+                        list_identifiers(limits)
                     )));
                 }
                 _ => key,
@@ -100,7 +100,7 @@ impl Caller {
             if caller.bare.is_some() {
                 return Err(Failure::input(format!(
                     "{key:?} is a second bare key; ask about one caller at a time. {}",
-                    wanted(limits)
+                    list_identifiers(limits)
                 )));
             }
             caller.bare = Some(bare.to_owned());
@@ -112,13 +112,13 @@ impl Caller {
                     format!(
                         "{key:?} is a bare key, and no limit of the policy counts by one. {} Write identifiers by name, such \
                          as {name}={key}",
-                        wanted(limits)
+                        list_identifiers(limits)
                     )
                 }
                 _ => format!(
                     "no limit of the policy applies to {}. {}",
                     keys.join(" "),
-                    wanted(limits)
+                    list_identifiers(limits)
                 ),
             }));
         }
@@ -142,7 +142,7 @@ impl Caller {
 }
 
 /// A sentence that lists the identifiers which the policy's limits use.
-pub(crate) fn wanted(limits: &Limits<AnyAlgorithm>) -> String {
+pub(crate) fn list_identifiers(limits: &Limits<AnyAlgorithm>) -> String {
     let each: Vec<_> = limits
         .iter()
         .map(|limit| match joined_names(limit) {

@@ -19,7 +19,7 @@ use crate::failure::Failure;
 #[cfg(feature = "_servers")]
 use crate::store::{Remote, in_each_mode};
 #[cfg(feature = "_servers")]
-use crate::text::quoted;
+use crate::text::quote;
 
 mod check;
 mod documents;
@@ -65,7 +65,7 @@ pub(crate) fn run(command: &Command) -> Result<u8, Failure> {
 /// That these limits have no state for a caller, and why that may be.
 #[cfg(feature = "_servers")]
 fn not_stored(args: &CallerArgs, limits: &[&str], verb: &str) -> String {
-    let (limits, prefix) = (limits.join(", "), quoted(&args.prefix, 60));
+    let (limits, prefix) = (limits.join(", "), quote(&args.prefix, 60));
     format!(
         "nothing {verb} stored for this caller under the prefix {prefix} in {limits}; the service may name its limit or \
          identifier otherwise, use another prefix (--prefix), or hide identifiers by a secret (--secret-file)"
@@ -76,7 +76,7 @@ fn not_stored(args: &CallerArgs, limits: &[&str], verb: &str) -> String {
 /// none.
 #[cfg(feature = "_servers")]
 fn unknown_states(names: &BTreeSet<String>, what: &str) -> Option<String> {
-    let mut names = names.iter().map(|name| quoted(name, 60));
+    let mut names = names.iter().map(|name| quote(name, 60));
     let mut shown: Vec<_> = names.by_ref().take(SHOWN_NAMES).collect();
     shown.extend(Some(names.count()).filter(|more| *more > 0).map(|more| format!("{more} more")));
     (!shown.is_empty()).then(|| {

@@ -36,7 +36,7 @@ impl Comparison {
         }
         let (tally, denied) = if by_this { this } else { other };
         self.total[usize::from(by_other)] += 1;
-        for (kind, value) in tally.blamed(denied) {
+        for (kind, value) in tally.callers_to_blame(denied) {
             let caller = (tally.identifiers[kind].name.as_str().into(), value.into());
             self.callers.entry(caller).or_default()[usize::from(by_other)] += 1;
         }

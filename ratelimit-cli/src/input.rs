@@ -51,7 +51,7 @@ mod tests {
         #[test]
         fn no_bytes_panic_a_parser(lines in prop::collection::vec(bytes(), 1..4)) {
             for format in [FormatArg::Combined, FormatArg::Jsonl] {
-                let mut parser = Parser::of(format, None).expect("no header");
+                let mut parser = Parser::for_format(format, None).expect("no header");
                 for line in &lines {
                     let _ = parser.parse(line);
                 }

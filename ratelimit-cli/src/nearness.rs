@@ -35,7 +35,7 @@ pub(crate) struct Histogram {
 }
 
 impl Nearness {
-    pub(crate) fn of(most: usize) -> Self {
+    pub(crate) fn new(most: usize) -> Self {
         Self { callers: HashMap::new(), most, uncounted: 0 }
     }
 
@@ -53,7 +53,7 @@ impl Nearness {
     }
 
     /// The most that each caller used at once, by its key; the maximum if it was denied.
-    pub(crate) fn used(&self) -> impl Iterator<Item = (&str, u64)> {
+    pub(crate) fn most_used(&self) -> impl Iterator<Item = (&str, u64)> {
         self.callers.iter().map(|(key, (_, used))| (&**key, *used))
     }
 

@@ -25,8 +25,9 @@ pub(crate) fn read(path: &Path) -> Result<Limits<AnyAlgorithm>, Failure> {
 
 /// The limits of a document of this name.
 pub(crate) fn parse(name: &str, text: &str) -> Result<Limits<AnyAlgorithm>, Failure> {
-    toml::from_str(text)
-        .map_err(|error| Failure::input(format!("{name}: {}", Problem::of(text, &error).shown())))
+    toml::from_str(text).map_err(|error| {
+        Failure::input(format!("{name}: {}", Problem::from_toml(text, &error).describe()))
+    })
 }
 
 /// The document with these settings, such as `burst = 30`, of the limits of these names. All else
@@ -73,7 +74,7 @@ pub(crate) struct Problem {
 }
 
 impl Problem {
-    fn of(text: &str, error: &toml::de::Error) -> Self {
+    fn from_toml(text: &str, error: &toml::de::Error) -> Self {
         Self::at(text, error.span(), error.message())
     }
 
@@ -90,7 +91,7 @@ impl Problem {
     }
 
     /// The problem, and below it the line that it is about.
-    pub(crate) fn shown(&self) -> String {
+    pub(crate) fn describe(&self) -> String {
         let Self { place, message, line: shown } = self;
         let Some((line, column)) = place else { return message.clone() };
         let (margin, under) = (" ".repeat(line.to_string().len()), " ".repeat(column - 1));
@@ -107,7 +108,7 @@ pub(crate) fn problems(
 ) -> (usize, Vec<Problem>) {
     let document = match DeTable::parse(text) {
         Ok(document) => document.into_inner(),
-        Err(error) => return (0, vec![Problem::of(text, &error)]),
+        Err(error) => return (0, vec![Problem::from_toml(text, &error)]),
     };
     let limits = document.get("limit").and_then(|limits| limits.get_ref().as_array());
     let limits: Vec<_> = limits.into_iter().flatten().cloned().collect();
@@ -118,12 +119,12 @@ pub(crate) fn problems(
             Ok(limit) => problems.extend(
                 check(&limit).iter().map(|wrong| Problem::at(text, Some(table.span()), wrong)),
             ),
-            Err(error) => problems.push(Problem::of(text, &error)),
+            Err(error) => problems.push(Problem::from_toml(text, &error)),
         }
     }
     // What is wrong with the document as a whole, such as two limits of one name.
     if let Err(error) = toml::from_str::<Limits<AnyAlgorithm>>(text) {
-        let problem = Problem::of(text, &error);
+        let problem = Problem::from_toml(text, &error);
         let is_known = problems.iter().any(|known| known.place == problem.place);
         problems.extend(Some(problem).filter(|_| !is_known));
     }

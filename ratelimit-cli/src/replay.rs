@@ -64,8 +64,9 @@ impl<S: Store<AnyAlgorithm>> Replay<'_, S> {
         let (started, mut comparison) = (Instant::now(), Comparison::default());
         let mut ended = self.decide_all(&mut comparison).await;
         let Self { mut this, other, needs, requests, decisions } = self;
-        let needs =
-            needs.iter().flat_map(|judge| Needs::of(this.limiter.limits(), judge.tally.nearness()));
+        let needs = needs
+            .iter()
+            .flat_map(|judge| Needs::from_nearness(this.limiter.limits(), judge.tally.nearness()));
         for (counts, needs) in this.tally.limits.iter_mut().zip(needs) {
             counts.needs = Some(needs);
         }
@@ -206,8 +207,8 @@ impl Trouble {
         self.bad_lines + self.refused
     }
 
-    /// Whether the lines of an input in no known format are told one by one: nothing else may name
-    /// that input.
+    /// Whether the lines of an input in no known format are reported one by one: nothing else may
+    /// name that input.
     const fn names_all(&self) -> bool {
         self.how.strict || self.several
     }

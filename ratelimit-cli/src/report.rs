@@ -75,7 +75,7 @@ pub(crate) fn page(report: &Report<'_>) -> String {
                 @for counts in &tally.limits { (fit(counts)) }
                 h2 { "Denials over time" }
                 (chart::over_time(tally))
-                @if let Some((name, comparison)) = comparison { (compared(name, comparison)) }
+                @if let Some((name, comparison)) = comparison { (comparison_section(name, comparison)) }
                 p.faint.last { (speed) ". All times are in UTC." }
             }
             script type="application/json" id="data" { (PreEscaped(data::embedded(report))) }
@@ -166,7 +166,7 @@ fn fit(counts: &LimitTally) -> Markup {
                     "It " (verb) " " strong { (count(counts.denied)) } " of "
                     (plural(counts.applied, "request", "requests")) " (" (share(counts.denied, counts.applied))
                     "), from " strong { (count(nearness.histogram().callers_denied)) } " of "
-                    (callers(needs.callers(), limit)) ". Alone it would deny " (count(needs.denied(algorithm))) " of them"
+                    (callers(needs.callers(), limit)) ". Alone it would deny " (count(needs.callers_denied_by(algorithm))) " of them"
                     @if let Some(most) = needs.most_admitted() {
                         "; the busiest caller that fits needed " (count(most)) " of " (count(algorithm.capacity())) " at once"
                     }
@@ -190,7 +190,7 @@ fn callers(n: u64, limit: &Limit<AnyAlgorithm>) -> String {
 }
 
 /// Whom another policy would newly deny, and whom it would free.
-fn compared(name: &str, comparison: &Comparison) -> Markup {
+fn comparison_section(name: &str, comparison: &Comparison) -> Markup {
     let [freed, denied] = comparison.total;
     let list = |title: &str, requests: u64, of: fn(&Differing) -> u64| {
         let callers = comparison.callers(CALLERS, of);

@@ -84,7 +84,7 @@ pub(crate) struct Needs {
 
 impl Needs {
     /// What the callers of each limit needed, from what they used of each limit without a bound.
-    pub(crate) fn of<'n>(
+    pub(crate) fn from_nearness<'n>(
         limits: &Limits<AnyAlgorithm>,
         mut used: impl Iterator<Item = Option<&'n Nearness>>,
     ) -> Vec<Self> {
@@ -92,7 +92,7 @@ impl Needs {
             let algorithm = *limit.algorithm();
             let mut needs: HashMap<&str, u64> = HashMap::new();
             for (window, used) in windows(&algorithm).iter().zip(&mut used) {
-                for (key, used) in used.into_iter().flat_map(Nearness::used) {
+                for (key, used) in used.into_iter().flat_map(Nearness::most_used) {
                     // The smallest capacity of the algorithm that gives this window, in its ratio,
                     // room for that.
                     let need =
@@ -115,7 +115,7 @@ impl Needs {
     }
 
     /// How many callers this algorithm alone denies at least once.
-    pub(crate) fn denied(&self, algorithm: &AnyAlgorithm) -> u64 {
+    pub(crate) fn callers_denied_by(&self, algorithm: &AnyAlgorithm) -> u64 {
         self.needs.partition_point(|need| *need > algorithm.capacity()) as u64
     }
 
@@ -128,7 +128,7 @@ impl Needs {
 
     /// The most that a caller needed which the algorithm alone admits.
     pub(crate) fn most_admitted(&self) -> Option<u64> {
-        self.after(self.denied(&self.algorithm))
+        self.after(self.callers_denied_by(&self.algorithm))
     }
 
     /// The largest need after those of so many callers.
@@ -200,7 +200,7 @@ impl DeniedShare {
     }
 
     /// The most that this share of a number is, in whole ones.
-    pub(crate) fn of(self, callers: u64) -> u64 {
+    pub(crate) fn part_of(self, callers: u64) -> u64 {
         let part = u128::from(callers) * u128::from(self.0) / u128::from(Self::WHOLE);
         u64::try_from(part).unwrap_or(callers)
     }
@@ -226,7 +226,11 @@ mod tests {
         for (text, of) in
             [("0%", 0), ("0.1%", 1), ("0.199999%", 1), ("0.2%", 2), ("50%", 500), ("100%", 1_000)]
         {
-            assert_eq!(DeniedShare::parse(text).map(|share| share.of(1_000)), Ok(of), "{text}");
+            assert_eq!(
+                DeniedShare::parse(text).map(|share| share.part_of(1_000)),
+                Ok(of),
+                "{text}"
+            );
         }
         for text in ["", "%", "1", "-1%", "100.1%", "0.0000001%", "1e2%", ".5%", "1.%"] {
             assert!(DeniedShare::parse(text).is_err(), "{text}");
@@ -234,7 +238,7 @@ mod tests {
     }
 
     /// How many callers a limit denies at least once.
-    fn denied(limit: &Limit<AnyAlgorithm>, log: &[(String, Timestamp, u64, Op)]) -> u64 {
+    fn count_denied(limit: &Limit<AnyAlgorithm>, log: &[(String, Timestamp, u64, Op)]) -> u64 {
         let (mut states, mut denied) = (HashMap::new(), BTreeSet::new());
         for (key, at, cost, op) in log {
             match op {
@@ -292,17 +296,17 @@ mod tests {
                 tally.count(&Decided::new(&limiter, &entry, &verdict));
                 log.push((key, at, cost, op));
             }
-            let needs = &Needs::of(&limits, tally.nearness())[0];
-            assert_eq!(needs.denied(algorithm), denied(&limit, &log), "{words}");
+            let needs = &Needs::from_nearness(&limits, tally.nearness())[0];
+            assert_eq!(needs.callers_denied_by(algorithm), count_denied(&limit, &log), "{words}");
             for most in [0, 1, 5, 20] {
                 let found = needs.smallest(most).expect(words);
-                let denies = denied(&with(found), &log);
+                let denies = count_denied(&with(found), &log);
                 assert!(denies <= most, "{words}: {found}");
-                assert_eq!(needs.denied(&found), denies, "{words}: {found}");
+                assert_eq!(needs.callers_denied_by(&found), denies, "{words}: {found}");
                 // Every smaller one denies more.
                 for less in 1..found.capacity() {
                     let less = with_capacity(algorithm, less).expect(words);
-                    let denies = denied(&with(less), &log);
+                    let denies = count_denied(&with(less), &log);
                     assert!(denies > most, "{words}: {less} beside {found}");
                 }
             }

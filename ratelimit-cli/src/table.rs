@@ -4,7 +4,7 @@ use maud::{Markup, html};
 use unicode_width::UnicodeWidthStr;
 
 /// A table, if it has rows, what it comes to, and what the reader must know before trusting it.
-pub(crate) fn listed(table: &TextTable, summary: &str, notes: &[String]) -> String {
+pub(crate) fn list(table: &TextTable, summary: &str, notes: &[String]) -> String {
     let table = if table.rows.is_empty() { String::new() } else { table.text() + "\n" };
     let notes = notes.iter().map(|note| format!("\nnote: {note}\n"));
     table + summary + "\n" + &notes.collect::<String>()

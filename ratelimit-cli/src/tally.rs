@@ -189,7 +189,7 @@ impl Tally {
         };
         let tally = |limit: &Limit<AnyAlgorithm>| {
             let identifiers = names(limit).into_iter().map(&mut place_of).collect();
-            let nearness = nearness.map(Nearness::of);
+            let nearness = nearness.map(Nearness::new);
             let (limit, needs) = (limit.clone(), None);
             LimitTally { limit, applied: 0, denied: 0, nearness, needs, identifiers }
         };
@@ -286,7 +286,7 @@ impl Tally {
                 }
             }
         }
-        for (kind, name) in self.blamed(decided) {
+        for (kind, name) in self.callers_to_blame(decided) {
             let caller = self.identifiers[kind].callers.get_mut(name);
             let Some(denials) = caller.and_then(|caller| caller.denials.as_mut()) else { continue };
             denials.denied(entry.at, until);
@@ -313,7 +313,7 @@ impl Tally {
 
     /// The callers because of whom a request was denied: by a limit whose first identifier names
     /// them. Each has the place of that identifier.
-    pub(crate) fn blamed<'e>(&self, decided: &Decided<'e>) -> Vec<(usize, &'e str)> {
+    pub(crate) fn callers_to_blame<'e>(&self, decided: &Decided<'e>) -> Vec<(usize, &'e str)> {
         let mut blamed = Vec::new();
         for (place, _) in decided.denying() {
             let Some(&kind) = self.limits[place].identifiers.first() else { continue };

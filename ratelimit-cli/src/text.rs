@@ -91,7 +91,7 @@ pub(crate) fn printable(text: &str, max: usize) -> String {
 }
 
 /// As [`printable`], in quotes.
-pub(crate) fn quoted(text: &str, max: usize) -> String {
+pub(crate) fn quote(text: &str, max: usize) -> String {
     format!("\"{}\"", printable(text, max))
 }
 
@@ -140,7 +140,7 @@ mod tests {
     fn untrusted_text_cannot_control_the_terminal() {
         assert_eq!(printable("a\x1b[2Jb\n", 20), "a\\u{1b}[2Jb\\u{a}");
         assert_eq!(printable("äöüß", 3), "äöü…");
-        assert_eq!(quoted("a\x1b\\x", 20), "\"a\\u{1b}\\x\"");
+        assert_eq!(quote("a\x1b\\x", 20), "\"a\\u{1b}\\x\"");
     }
 
     #[test]

@@ -8,7 +8,7 @@ use ratelimit_core::{
 };
 
 use crate::args::CheckArgs;
-use crate::caller::{Caller, joined_names, wanted};
+use crate::caller::{Caller, joined_names, list_identifiers};
 use crate::decision_line::{DecisionLine, json_line};
 use crate::failure::Failure;
 use crate::input::InputEntry;
@@ -77,7 +77,7 @@ fn validate(
             Refusal::UnknownLimit { .. } => format!("--cost: {refusal}"),
             Refusal::NoLimitApplies { .. } => {
                 let caller = entry.caller.display();
-                format!("KEY: to {caller} only shadow limits apply. {}", wanted(limits))
+                format!("KEY: to {caller} only shadow limits apply. {}", list_identifiers(limits))
             }
             refusal => format!("KEY: {refusal}"),
         })

@@ -9,7 +9,7 @@ use crate::failure::Failure;
 use crate::policy;
 use crate::store::{self, Redis, in_each_mode, may_scan};
 use crate::summary::NAME_CHARS;
-use crate::table::{TextTable, listed};
+use crate::table::{TextTable, list};
 use crate::text::{count, duration, plural, printable};
 
 /// How many states the table shows.
@@ -72,7 +72,7 @@ fn table(args: &HealArgs, healed: &Healed, caller: impl Fn(&str) -> Option<Strin
             count(args.scan.max_keys)
         ));
     }
-    listed(&table, &summary, &notes)
+    list(&table, &summary, &notes)
 }
 
 fn lines(args: &HealArgs, healed: &Healed, caller: impl Fn(&str) -> Option<String>) -> String {

@@ -14,7 +14,7 @@ use crate::decision_line::{Told, caller_json};
 use crate::failure::Failure;
 use crate::policy;
 use crate::store::{self, in_each_mode};
-use crate::text::{count, quoted, time};
+use crate::text::{count, quote, time};
 
 /// How many entries of a log are shown to people.
 const SHOWN: usize = 100;
@@ -125,7 +125,7 @@ fn described(value: &Value) -> String {
                 format!("{name} {}", time(Timestamp::saturating_from_us(us)))
             }
             (_, Some(number), None) => format!("{name} {}", count(number)),
-            (text, ..) => format!("{name} {}", quoted(text.as_str().unwrap_or_default(), 256)),
+            (text, ..) => format!("{name} {}", quote(text.as_str().unwrap_or_default(), 256)),
         });
     }
     words.join(", ") + &below

@@ -15,7 +15,7 @@ const WRONG: u8 = 2;
 
 pub(super) fn run(args: &LintArgs) -> Result<u8, Failure> {
     let (name, text) = policy::text(&args.policy)?;
-    let (limits, problems) = policy::problems(&text, |limit| refused(args, limit));
+    let (limits, problems) = policy::problems(&text, |limit| unmet_demands(args, limit));
     let out = if args.json {
         lines(limits, &problems)
     } else {
@@ -24,7 +24,7 @@ pub(super) fn run(args: &LintArgs) -> Result<u8, Failure> {
             0 => "no problem".to_owned(),
             some => plural(some as u64, "problem", "problems"),
         };
-        let problems = problems.iter().map(|problem| format!("{name}: {}", problem.shown()));
+        let problems = problems.iter().map(|problem| format!("{name}: {}", problem.describe()));
         let summary = format!("{name}: {limits}, {wrong}");
         problems.chain([summary]).collect::<Vec<_>>().join("\n") + "\n"
     };
@@ -33,7 +33,7 @@ pub(super) fn run(args: &LintArgs) -> Result<u8, Failure> {
 }
 
 /// Why a limit that can be read does not fit the service.
-fn refused(args: &LintArgs, limit: &Limit<AnyAlgorithm>) -> Vec<String> {
+fn unmet_demands(args: &LintArgs, limit: &Limit<AnyAlgorithm>) -> Vec<String> {
     let unmet = args.identifiers.iter().filter_map(|names| check_names(limit, names).err());
     let mut refused: Vec<_> = unmet.map(|error| error.to_string()).collect();
     if args.fallback && limit.outage().is_none() {

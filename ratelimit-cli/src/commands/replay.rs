@@ -115,15 +115,16 @@ fn finish(
         Err(failure) if tally.decisions() == 0 => notes.push(failure.to_string()),
         Err(_) => notes.push("stopped by an error: this is what was decided so far".to_owned()),
     }
-    let inputs: Vec<_> = args.log.inputs.iter().map(|input| shown(input)).collect();
+    let inputs: Vec<_> = args.log.inputs.iter().map(|input| printable_path(input)).collect();
     let format = format.unwrap_or(if tally.bad_lines > 0 { "unknown format" } else { "no lines" });
-    let title = format!("{} ({format}) against {}", inputs.join(", "), shown(&args.log.policy));
+    let title =
+        format!("{} ({format}) against {}", inputs.join(", "), printable_path(&args.log.policy));
     let decisions = text::plural(tally.decisions(), "decision", "decisions");
     // The microseconds say nothing beside milliseconds.
     let took = u64::try_from(elapsed.as_millis()).unwrap_or(u64::MAX).saturating_mul(1_000);
     let took = text::duration(took.max(1_000));
     let speed = format!("{decisions} in {took}, store {}", url.display());
-    let name = args.compare.as_deref().map(shown).unwrap_or_default();
+    let name = args.compare.as_deref().map(printable_path).unwrap_or_default();
     let comparison = comparison.as_ref().map(|comparison| (&*name, comparison));
     for warning in notes.iter().filter(|note| note.starts_with(WARNING)) {
         let _ = writeln!(io::stderr(), "{warning}");
@@ -143,7 +144,7 @@ fn finish(
     ended.map(|()| 0)
 }
 
-fn shown(path: &Path) -> String {
+fn printable_path(path: &Path) -> String {
     text::printable(&path.display().to_string(), 200)
 }
 

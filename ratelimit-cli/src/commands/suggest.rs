@@ -8,7 +8,7 @@ use ratelimit_memory::MemoryStore;
 use serde_json::json;
 
 use crate::args::SuggestArgs;
-use crate::caller::wanted;
+use crate::caller::list_identifiers;
 use crate::decision_line::json_lines;
 use crate::failure::Failure;
 use crate::input::is_dash;
@@ -46,12 +46,12 @@ pub(super) fn run(args: &SuggestArgs) -> Result<u8, Failure> {
             return Err(Failure::input(format!(
                 "{}: no limit applies to any request. {}",
                 args.log.policy.display(),
-                wanted(&limits)
+                list_identifiers(&limits)
             )));
         }
-        let needs = limits.iter().zip(Needs::of(&limits, first.tally.nearness()));
+        let needs = limits.iter().zip(Needs::from_nearness(&limits, first.tally.nearness()));
         let rows = needs.map(|(limit, needs)| {
-            let proposed = needs.smallest(args.target.of(needs.callers()));
+            let proposed = needs.smallest(args.target.part_of(needs.callers()));
             Row { limit, needs, proposed, denied_together: 0 }
         });
         let mut rows: Vec<_> = rows.collect();
@@ -114,7 +114,7 @@ fn proposal(
 
 fn lines(rows: &[Row<'_>]) -> String {
     let line = |row: &Row<'_>| {
-        let told = |algorithm: &AnyAlgorithm| json!({ "algorithm": in_words(algorithm, row.limit), "callers_denied": row.needs.denied(algorithm) });
+        let told = |algorithm: &AnyAlgorithm| json!({ "algorithm": in_words(algorithm, row.limit), "callers_denied": row.needs.callers_denied_by(algorithm) });
         let proposed = row.proposed.map(|algorithm| {
             let mut proposed = told(&algorithm);
             proposed["callers_denied_together"] = row.denied_together.into();
@@ -133,11 +133,11 @@ fn table(args: &SuggestArgs, notes: &str, rows: &[Row<'_>]) -> String {
         let (now, callers) = (row.limit.algorithm(), row.needs.callers());
         let denied = |denied| format!("{} ({})", count(denied), share(denied, callers));
         let mut cells = vec![row.limit.name().to_owned(), count(callers), in_words(now, row.limit)];
-        cells.push(denied(row.needs.denied(now)));
+        cells.push(denied(row.needs.callers_denied_by(now)));
         match &row.proposed {
             Some(algorithm) => cells.extend([
                 setting(algorithm),
-                denied(row.needs.denied(algorithm)),
+                denied(row.needs.callers_denied_by(algorithm)),
                 denied(row.denied_together),
             ]),
             None if callers == 0 => cells.push("no caller was seen".to_owned()),

@@ -16,8 +16,8 @@ use crate::interrupt::Interrupt;
 use crate::policy;
 use crate::store::{self, Redis, in_each_mode, may_scan};
 use crate::summary::NAME_CHARS;
-use crate::table::{TextTable, listed};
-use crate::text::{count, duration, plural, printable, quoted};
+use crate::table::{TextTable, list};
+use crate::text::{count, duration, plural, printable, quote};
 
 /// How many callers are asked about at the same time.
 const AT_ONCE: usize = 32;
@@ -176,7 +176,7 @@ fn notes(args: &TopArgs, found: &ScanResult) -> Vec<String> {
     }
     notes.extend(unknown_states(&found.unknown, "states were not looked at:"));
     if found.keys == 0 {
-        let prefix = quoted(&args.scan.prefix, 60);
+        let prefix = quote(&args.scan.prefix, 60);
         notes.push(format!(
             "no key has the prefix {prefix}; if the service uses another prefix, name it with --prefix"
         ));
@@ -217,7 +217,7 @@ fn table(args: &TopArgs, limits: &Limits<AnyAlgorithm>, found: &ScanResult) -> S
         plural(found.callers.len() as u64, "caller", "callers"),
         plural(found.keys, "key", "keys"),
     );
-    listed(&table, &summary, &notes(args, found))
+    list(&table, &summary, &notes(args, found))
 }
 
 /// A caller as `inspect` takes it: `alice`, or `ip=192.0.2.7 path=/login`.

@@ -14,7 +14,7 @@ use ratelimit_core::store::Op;
 
 use super::entry::{BadLine, InputEntry};
 use crate::caller::{Caller, Named};
-use crate::text::{decimal, quoted};
+use crate::text::{decimal, quote};
 
 const EXPECTED: &str = "expected `ADDRESS - USER [TIME] \"REQUEST\" STATUS …`";
 
@@ -46,7 +46,7 @@ impl AccessLog {
 
     pub(crate) fn parse(&mut self, line: &[u8]) -> Result<InputEntry, BadLine> {
         let [ip, user, time, request, rest] = fields(line).map_err(|what| {
-            let line = quoted(&String::from_utf8_lossy(line), 60);
+            let line = quote(&String::from_utf8_lossy(line), 60);
             format!("{what}; {EXPECTED}, got {line}")
         })?;
         if user.starts_with(b"- ") {
@@ -59,7 +59,7 @@ impl AccessLog {
             let at = moment(&text).ok_or_else(|| {
                 format!(
                     "the time is {}, expected one such as 17/May/2015:10:05:03 +0000 between the years 1970 and 2112",
-                    quoted(&text, 40)
+                    quote(&text, 40)
                 )
             })?;
             self.last = (time.to_vec(), at);

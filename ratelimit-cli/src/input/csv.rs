@@ -8,7 +8,7 @@ use csv_core::{ReadRecordResult, Reader};
 
 use super::entry::{BadLine, InputEntry, op, timestamp, whole_number};
 use crate::caller::BARE_NAME;
-use crate::text::quoted;
+use crate::text::quote;
 
 /// What begins the column of the cost under a limit: `cost:input`.
 const COST_OF: &str = "cost:";
@@ -50,7 +50,7 @@ impl Csv {
         }
         for (place, name) in columns.iter().enumerate() {
             if columns[..place].contains(name) {
-                return Err(format!("the header names {} twice", quoted(name, 40)));
+                return Err(format!("the header names {} twice", quote(name, 40)));
             }
         }
         Ok(Some(Self { columns, cells }))
@@ -95,7 +95,7 @@ fn integer(column: &str, cell: &[u8]) -> Result<u64, BadLine> {
     let text = String::from_utf8_lossy(cell.trim_ascii());
     let is_number = text.bytes().all(|b| b.is_ascii_digit());
     let number = text.parse().ok().filter(|_| is_number);
-    whole_number(column, number, &quoted(&text, 40))
+    whole_number(column, number, &quote(&text, 40))
 }
 
 /// The cells of one line.

@@ -4,7 +4,7 @@ use ratelimit_core::store::Op;
 use ratelimit_core::{LimitCosts, Timestamp};
 
 use crate::caller::Caller;
-use crate::text::{printable, quoted};
+use crate::text::{printable, quote};
 
 /// The request in one line of the input.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -51,6 +51,6 @@ pub(super) fn timestamp(at_us: u64) -> Result<Timestamp, BadLine> {
 pub(super) fn op(name: &str) -> Result<Op, BadLine> {
     const OPS: [Op; 5] = [Op::Acquire, Op::Peek, Op::Refund, Op::Reset, Op::Force];
     OPS.into_iter().find(|op| op.to_string() == name).ok_or_else(|| {
-        format!("op is {}; accepted are acquire, peek, refund, reset, force", quoted(name, 40))
+        format!("op is {}; accepted are acquire, peek, refund, reset, force", quote(name, 40))
     })
 }

@@ -78,7 +78,7 @@ impl Detector {
     /// The lines so far, each with its error in a format.
     fn before(&mut self, format: Option<FormatArg>) -> BadLines {
         let judged = |(number, bytes, likely): (u64, Option<Vec<u8>>, _)| {
-            let bad = match (bytes, Parser::of(format.unwrap_or(likely), self.unit)) {
+            let bad = match (bytes, Parser::for_format(format.unwrap_or(likely), self.unit)) {
                 (None, _) => TOO_LONG.to_owned(),
                 (Some(bytes), Some(mut parser)) => parser.parse(&bytes).err()?,
                 (Some(bytes), None) => csv::no_header(&bytes),

@@ -10,7 +10,7 @@ use serde_json::Value;
 
 use super::entry::{BadLine, InputEntry, OTHERS, op, timestamp, whole_number};
 use crate::caller::{Caller, Named};
-use crate::text::{printable, quoted};
+use crate::text::{printable, quote};
 
 /// A line as written. Fields that are not listed here are ignored.
 #[derive(serde::Deserialize)]
@@ -48,7 +48,7 @@ pub(crate) fn parse(line: &[u8]) -> Result<InputEntry, BadLine> {
         Some(Value::Object(of_limits)) => {
             let mut costs = LimitCosts::from(1);
             for (limit, cost) in of_limits {
-                let cost = number(&format!("cost of {}", quoted(&limit, 40)), &cost)?;
+                let cost = number(&format!("cost of {}", quote(&limit, 40)), &cost)?;
                 costs = if limit == OTHERS { costs.others(cost) } else { costs.of(&limit, cost) };
             }
             costs
@@ -93,7 +93,7 @@ impl<'de> Deserialize<'de> for Named {
                 let mut keys = Named::default();
                 while let Some((name, value)) = map.next_entry::<String, Option<String>>()? {
                     if keys.list.iter().any(|(known, _)| *known == name) {
-                        let twice = format!("keys names {} twice", quoted(&name, 40));
+                        let twice = format!("keys names {} twice", quote(&name, 40));
                         return Err(de::Error::custom(twice));
                     }
                     keys.list.extend(value.map(|value| (name.into(), value)));

@@ -29,7 +29,7 @@ pub(crate) enum Parser {
 
 impl Parser {
     /// The parser of a format; `None` if the format depends on the input.
-    pub(crate) fn of(format: FormatArg, unit: Option<UnitArg>) -> Option<Self> {
+    pub(crate) fn for_format(format: FormatArg, unit: Option<UnitArg>) -> Option<Self> {
         match format {
             FormatArg::Jsonl => Some(Self::Jsonl),
             FormatArg::Combined => Some(Self::AccessLog(AccessLog::new(unit))),

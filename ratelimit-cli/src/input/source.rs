@@ -61,7 +61,7 @@ impl InputSource {
         let (input, (sender, chunks)) = (bar.wrap_read(input), sync_channel(CHUNKS));
         let read = move || {
             if let Err(error) = send_chunks(input, &sender) {
-                let _ = sender.send(Err(explained(error)));
+                let _ = sender.send(Err(explain(error)));
             }
         };
         let thread = thread::Builder::new().name("input".to_owned()).spawn(read);
@@ -122,7 +122,7 @@ fn plain(mut input: impl Read + 'static) -> io::Result<Box<dyn Read>> {
 }
 
 /// An error of reading, of which the decoder's say that the data are damaged.
-fn explained(error: io::Error) -> io::Error {
+fn explain(error: io::Error) -> io::Error {
     match error.kind() {
         io::ErrorKind::InvalidData | io::ErrorKind::InvalidInput | io::ErrorKind::UnexpectedEof => {
             io::Error::new(error.kind(), format!("its gzip data is damaged or cut off ({error})"))

@@ -93,8 +93,7 @@ fn lease_us(limit: &Limit<AnyAlgorithm>) -> Option<u64> {
     limit.algorithm().reservation_us().filter(|_| limit.algorithm().has_leases())
 }
 
-/// Drops what the store counts no longer at this time, and returns the time that it takes this for:
-/// a clock that goes back stands still.
+/// Drops ended leases. Returns `at`, or the newest lease's time if the clock went back.
 fn forget_ended(leases: &mut Vec<ReplayLease>, at: Timestamp, lease_us: u64) -> Timestamp {
     let at = leases.last().map_or(at, |newest| at.max(newest.since));
     leases.retain(|lease| at.saturating_us_since(lease.since) < lease_us);

@@ -117,7 +117,7 @@ impl ReplayedRequests {
             inputs.push(Input {
                 name: path.as_path().into(),
                 lines: Lines::new(source),
-                parser: Parser::of(log.format, log.duration_unit),
+                parser: Parser::for_format(log.format, log.duration_unit),
                 detector: Detector::new(log.format, log.duration_unit),
                 has_durations: false,
                 window: BTreeMap::new(),

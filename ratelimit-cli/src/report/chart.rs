@@ -34,7 +34,7 @@ struct Tick {
 }
 
 impl Axis {
-    fn of(timeline: &Timeline) -> Self {
+    fn new(timeline: &Timeline) -> Self {
         let (buckets, width_us) = (timeline.buckets(), timeline.width_us());
         let mut axis = Self { buckets, width_us, ticks: Vec::new() };
         let [first, last] = axis.ends();
@@ -48,7 +48,7 @@ impl Axis {
                 (first, last) if first[..4] == last[..4] => date(at).split_off(5),
                 _ => date(at),
             };
-            Tick { place: scaled(at.saturating_us_since(first), WHOLE, whole), label, begins_day }
+            Tick { place: scale(at.saturating_us_since(first), WHOLE, whole), label, begins_day }
         };
         axis.ticks = ticks.map(tick).collect();
         axis
@@ -86,7 +86,7 @@ impl Axis {
         let step = round_step(highest);
         let top = highest.div_ceil(step).max(1) * step;
         let rows =
-            (1..=top / step).map(|n| (n * step, percent(WHOLE - scaled(n * step, WHOLE, top))));
+            (1..=top / step).map(|n| (n * step, percent(WHOLE - scale(n * step, WHOLE, top))));
         let rows: Vec<_> = rows.collect();
         let slots = self.buckets.len() as u64;
         let counted =
@@ -99,9 +99,9 @@ impl Axis {
                     line x1=(x) x2=(x) y1="0" y2="100%" {}
                 }
                 @for (slot, at, counts) in counted.filter(|(.., counts)| counts.total() > 0) {
-                    @let [left, right] = [slot, slot + 1].map(|slot| scaled(slot, WHOLE, slots));
-                    @let admitted = visible(counts.admitted, top);
-                    @let denied = visible(counts.denied, top).min(WHOLE - admitted);
+                    @let [left, right] = [slot, slot + 1].map(|slot| scale(slot, WHOLE, slots));
+                    @let admitted = bar_height(counts.admitted, top);
+                    @let denied = bar_height(counts.denied, top).min(WHOLE - admitted);
                     @let x = percent(left + (right - left) / 20);
                     @let width = percent((right - left) * 9 / 10);
                     @let bars = [("of-denied", admitted + denied, denied), ("of-admitted", admitted, admitted)];
@@ -124,7 +124,7 @@ impl Axis {
 
 /// All requests, and below them the denials of each limit, on one axis of time.
 pub(super) fn over_time(tally: &Tally) -> Markup {
-    let axis = Axis::of(&tally.timeline);
+    let axis = Axis::new(&tally.timeline);
     let has_days = axis.ticks.iter().any(|tick| tick.begins_day);
     let most = |of: &dyn Fn(&TimeBucket) -> u64| {
         axis.buckets.iter().map(|(_, b)| of(b)).max().unwrap_or(0)
@@ -185,7 +185,7 @@ pub(super) fn needs(needs: &BTreeMap<u64, u64>, capacity: u64) -> Markup {
     let most =
         needs.keys().copied().filter(|need| *need < u64::MAX).max().unwrap_or(1).max(capacity);
     // A need that no limit meets stands at the edge.
-    let x = |need: u64| (4_000 + scaled(log2(need), WHOLE - 8_000, log2(most))).min(WHOLE - 2_000);
+    let x = |need: u64| (4_000 + scale(log2(need), WHOLE - 8_000, log2(most))).min(WHOLE - 2_000);
     let rows = needs.iter().map(|(need, callers)| vec![count(*need), count(*callers)]);
     let ticks = (0..20).map(|power| 10_u64.saturating_pow(power)).take_while(|tick| *tick <= most);
     html! {
@@ -268,17 +268,17 @@ fn round_step(highest: u64) -> u64 {
 /// The binary logarithm in thousandths, straight between the powers of two.
 fn log2(n: u64) -> u64 {
     let whole = n.max(1).ilog2();
-    u64::from(whole) * 1_000 + scaled(n.max(1) - (1 << whole), 1_000, 1 << whole)
+    u64::from(whole) * 1_000 + scale(n.max(1) - (1 << whole), 1_000, 1 << whole)
 }
 
 /// The height of a bar: at least a fiftieth of the chart for what exists, so that one denial among
 /// a million is seen.
-fn visible(n: u64, top: u64) -> u64 {
-    if n > 0 { scaled(n, WHOLE, top).max(WHOLE / 50) } else { 0 }
+fn bar_height(n: u64, top: u64) -> u64 {
+    if n > 0 { scale(n, WHOLE, top).max(WHOLE / 50) } else { 0 }
 }
 
 /// `n · to / from`, without overflow.
-fn scaled(n: u64, to: u64, from: u64) -> u64 {
+fn scale(n: u64, to: u64, from: u64) -> u64 {
     u64::try_from(u128::from(n) * u128::from(to) / u128::from(from.max(1))).unwrap_or(u64::MAX)
 }
 
@@ -322,7 +322,7 @@ mod tests {
             for n in 0..120 {
                 timeline.count(Timestamp::saturating_from_us(FROM + n * step_us), true, []);
             }
-            let axis = Axis::of(&timeline);
+            let axis = Axis::new(&timeline);
             let labels: Vec<_> = axis.ticks.iter().map(|tick| &*tick.label).collect();
             assert!(labels.join(" ").starts_with(ticks), "{labels:?}");
             let moment = axis.moment(Timestamp::saturating_from_us(FROM + 90 * step_us));

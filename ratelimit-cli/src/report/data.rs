@@ -55,7 +55,7 @@ pub(crate) fn data(report: &Report<'_>) -> Value {
         "bucket_us": tally.timeline.width_us(), "buckets": buckets.collect::<Vec<_>>(),
         "identifiers": identifiers.collect::<Vec<_>>(),
         "denied_callers": tally.offenders(CALLERS).iter().map(caller).collect::<Vec<_>>(),
-        "comparison": report.comparison.map(|(name, comparison)| compared(name, comparison)),
+        "comparison": report.comparison.map(|(name, comparison)| comparison_section(name, comparison)),
     })
 }
 
@@ -65,7 +65,7 @@ fn limits(tally: &Tally) -> Vec<Value> {
         let needs = counts.needs.as_ref().map(|needs| {
             json!({
                 "capacity": needs.algorithm.capacity(),
-                "callers_denied_alone": needs.denied(&needs.algorithm),
+                "callers_denied_alone": needs.callers_denied_by(&needs.algorithm),
                 "most_admitted": needs.most_admitted(),
                 "denies_none": needs.smallest(0).map(|algorithm| in_words(&algorithm, limit)),
                 "callers": needs.histogram().into_iter().collect::<Vec<_>>(),
@@ -81,7 +81,7 @@ fn limits(tally: &Tally) -> Vec<Value> {
     tally.limits.iter().map(limit).collect()
 }
 
-fn compared(name: &str, comparison: &Comparison) -> Value {
+fn comparison_section(name: &str, comparison: &Comparison) -> Value {
     let caller = |((name, value), [this, other]): (&(Box<str>, Box<str>), &Differing)| {
         json!({
             "identifier": name, "value": value,

@@ -38,7 +38,7 @@ const ERRORS: [&str; 3] = ["Runtime.exceptionThrown", "Runtime.consoleAPICalled"
 
 #[test]
 fn the_report_fits_and_asks_for_nothing_light_and_dark_wide_and_narrow() {
-    let Some(program) = chromium::installed() else { return };
+    let Some(program) = chromium::find_browser() else { return };
     let (policy, log) = example();
     let scene =
         Scene::new(&(policy.clone() + &limit("stricter", "ip", "gcra 1/s", "shadow = true")));
@@ -64,7 +64,7 @@ fn the_report_fits_and_asks_for_nothing_light_and_dark_wide_and_narrow() {
 
 #[test]
 fn the_picture_of_the_report_is_small() {
-    let Some(program) = chromium::installed() else { return };
+    let Some(program) = chromium::find_browser() else { return };
     let (policy, log) = example();
     let scene = Scene::new(&policy);
     scene.write("access.log", std::fs::read(log).expect("reads"));

@@ -48,7 +48,7 @@ pub(crate) struct Chromium {
 
 /// The browser that `RATELIMIT_CHROMIUM` names, or one on `PATH`. Without one, a line says that the
 /// test is skipped.
-pub(crate) fn installed() -> Option<PathBuf> {
+pub(crate) fn find_browser() -> Option<PathBuf> {
     let told = env::var_os("RATELIMIT_CHROMIUM").map(PathBuf::from);
     let path = env::var_os("PATH").unwrap_or_default();
     let names = ["chromium", "chromium-browser", "google-chrome"];
@@ -148,7 +148,7 @@ impl Chromium {
                 self.events.push(message);
             }
             if look(self, &shown) {
-                let [wide, colours, lightness] = self.seen();
+                let [wide, colours, lightness] = self.look();
                 assert!(wide == width && colours > 10, "{shown}: {wide} px, {colours} colours");
                 let as_wanted = if scheme == "dark" { lightness < 120 } else { lightness > 190 };
                 assert!(as_wanted, "{shown}: a lightness of {lightness}");
@@ -167,7 +167,7 @@ impl Chromium {
 
     /// What the page looks like: the width of its picture, how many colours that has, and how light
     /// it is, from 0 to 255.
-    fn seen(&mut self) -> [u64; 3] {
+    fn look(&mut self) -> [u64; 3] {
         let shot = self.ask("Page.captureScreenshot", &json!({ "format": "png" }));
         let seen = self.evaluate(&format!("{COLOURS}({})", shot["data"]));
         ["width", "colours", "lightness"].map(|field| seen[field].as_u64().expect(field))

@@ -84,7 +84,7 @@ impl Scene {
     }
 
     /// The decision lines of a replay with these arguments, which must succeed.
-    pub(crate) fn decided(&self, arguments: &[&str]) -> String {
+    pub(crate) fn decision_lines(&self, arguments: &[&str]) -> String {
         self.replay(&[&["--decisions", "out.jsonl"], arguments].concat()).exits(0);
         self.read("out.jsonl")
     }
@@ -92,7 +92,7 @@ impl Scene {
     /// The decision lines of this input.
     pub(crate) fn decisions(&self, input: &str) -> String {
         self.write("input", input);
-        self.decided(&["input"])
+        self.decision_lines(&["input"])
     }
 
     /// Starts the tool, with pipes in the place of a terminal.
@@ -111,7 +111,7 @@ impl Scene {
 }
 
 /// Interrupts the tool once it has begun, and waits for its end.
-pub(crate) fn interrupted(child: Child, has_begun: impl Fn() -> bool) -> Ran {
+pub(crate) fn interrupt(child: Child, has_begun: impl Fn() -> bool) -> Ran {
     let started = Instant::now();
     while !has_begun() {
         assert!(started.elapsed() < Duration::from_secs(30), "it never began");

@@ -72,7 +72,7 @@ fn plain_gzipped_and_standard_input_give_the_same_bytes() {
     let (a, b) = plain.split_at(10_000);
     let gzipped = [gzip(a.as_bytes()), gzip(b.as_bytes())].concat();
     scene.write("input", &gzipped);
-    assert_eq!(scene.decided(&["input"]), expected);
+    assert_eq!(scene.decision_lines(&["input"]), expected);
 
     for input in [plain.as_bytes(), &gzipped] {
         let arguments = ["replay", "--policy", "policy.toml", "--decisions", "-", "-"];

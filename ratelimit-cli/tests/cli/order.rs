@@ -17,14 +17,14 @@ fn log() -> Vec<String> {
 }
 
 /// The same lines, each up to 59 places later.
-fn shuffled() -> Vec<String> {
+fn shuffled_lines() -> Vec<String> {
     let mut lines: Vec<_> = log().into_iter().enumerate().collect();
     lines.sort_by_key(|(place, _)| place + place * 37 % 60);
     lines.into_iter().map(|(_, line)| line).collect()
 }
 
 /// The decisions of these inputs, and what was printed.
-fn decided(inputs: &[(&str, Vec<u8>)]) -> (String, Ran) {
+fn decide_inputs(inputs: &[(&str, Vec<u8>)]) -> (String, Ran) {
     let scene = Scene::new(&TWO.replace("1/s", "1/9s"));
     for (name, contents) in inputs {
         scene.write(name, contents);
@@ -37,11 +37,11 @@ fn decided(inputs: &[(&str, Vec<u8>)]) -> (String, Ran) {
 #[test]
 fn a_log_decides_alike_in_whatever_order_its_servers_and_files_come() {
     let lines = log();
-    let (due, ran) = decided(&[("log", lines.concat().into())]);
+    let (due, ran) = decide_inputs(&[("log", lines.concat().into())]);
     assert!(!ran.out.contains("note"), "{}", ran.out);
     assert!(due.contains("\"allowed\":false") && due.contains("\"allowed\":true"));
 
-    let (found, ran) = decided(&[("log", shuffled().concat().into())]);
+    let (found, ran) = decide_inputs(&[("log", shuffled_lines().concat().into())]);
     assert_eq!(found, due);
     let note = ran.out.lines().find(|line| line.starts_with("note: ")).expect("a note");
     assert!(note.contains("came after a later one and were sorted by time"), "{note}");
@@ -51,14 +51,14 @@ fn a_log_decides_alike_in_whatever_order_its_servers_and_files_come() {
         |host: usize| lines.iter().skip(host).step_by(3).map(String::as_str).collect::<String>();
     let hosts =
         [("a", of_host(0).into()), ("b", gzip(of_host(1).as_bytes())), ("c", of_host(2).into())];
-    assert_eq!(decided(&hosts).0, due);
+    assert_eq!(decide_inputs(&hosts).0, due);
 
     let (first, last) = lines.split_at(900);
     let rotated = [
         ("access.log", last.concat().into()),
         ("access.log.1.gz", gzip(first.concat().as_bytes())),
     ];
-    let (found, ran) = decided(&rotated);
+    let (found, ran) = decide_inputs(&rotated);
     assert_eq!(found, due);
     assert!(!ran.out.contains("note"), "{}", ran.out);
 }
@@ -77,7 +77,7 @@ fn a_line_that_comes_too_late_to_be_sorted_is_counted_and_said_first() {
 #[test]
 fn a_trace_is_decided_in_the_order_of_its_lines_and_says_so() {
     let line = |at| format!("{{\"at_us\": {at}, \"keys\": {{\"ip\": \"a\"}}}}\n");
-    let (decided, ran) = decided(&[("trace", [9, 5, 7].map(line).concat().into())]);
+    let (decided, ran) = decide_inputs(&[("trace", [9, 5, 7].map(line).concat().into())]);
     ran.says(&["note: 2 lines of a trace came after a later one"]);
     assert_eq!(decided.lines().map(|line| &line[9..10]).collect::<Vec<_>>(), ["9", "5", "7"]);
 }
@@ -93,7 +93,7 @@ fn of_a_limit_on_requests_at_the_same_time_a_log_says_nothing() {
     scene.write("policy.toml", jobs);
     scene.replay(&["input"]).exits(2).says(&[&note[6..]]);
     scene.write("policy.toml", &*TWO);
-    assert_eq!(decided, scene.decided(&["input"]));
+    assert_eq!(decided, scene.decision_lines(&["input"]));
 }
 
 /// Requests of one caller that overlap, each with the time that it took: up to 35 s, under leases

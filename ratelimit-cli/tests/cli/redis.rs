@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use crate::common::{BUCKET, Scene, example, interrupted, keys, limit};
+use crate::common::{BUCKET, Scene, example, interrupt, keys, limit};
 use ratelimit_servers::{RedisCluster, RedisSentinels, RedisServer};
 use serde_json::json;
 
@@ -48,10 +48,13 @@ fn a_log_gives_the_same_bytes_on_a_server_and_on_a_cluster_and_leaves_no_key() {
     let scene = Scene::new(&policy.replace("650/d", "65/d"));
     let real = std::env::var("RATELIMIT_REAL_LOG").ok().filter(|log| !log.is_empty());
     for log in [Some(bundled), real].into_iter().flatten() {
-        let due = scene.decided(&[&log]);
+        let due = scene.decision_lines(&[&log]);
         assert!(due.contains(r#""allowed":false"#) && due.contains(r#""allowed":true"#));
         for (url, nodes) in &places {
-            assert!(scene.decided(&["--store", url, &log]) == due, "the files differ: {url}");
+            assert!(
+                scene.decision_lines(&["--store", url, &log]) == due,
+                "the files differ: {url}"
+            );
             assert_eq!(nodes.iter().map(keys).sum::<i64>(), 0, "{url}");
         }
     }
@@ -63,7 +66,7 @@ fn every_operation_gives_the_same_bytes_by_sentinels_and_tls_with_either_client(
     let secret = RedisServer::start_tls().expect("a server with TLS");
     let scene = Scene::new(&[BUCKET, &limit("jobs", "ip", "concurrency 3/s", "")].concat());
     scene.write("input", trace());
-    let due = scene.decided(&["input"]);
+    let due = scene.decision_lines(&["input"]);
     assert_eq!(due.lines().count(), REQUESTS);
     assert!(due.lines().any(|line| line.contains(r#""allowed":false"#)), "{due}");
     let in_secret = format!("{}?tls-ca={}", secret.url(), secret.ca_path().display());
@@ -71,7 +74,7 @@ fn every_operation_gives_the_same_bytes_by_sentinels_and_tls_with_either_client(
         let mark = if url.contains('?') { '&' } else { '?' };
         for more in ["client=redis", "client=fred&mode=cas", "client=fred&protocol=resp3"] {
             let url = format!("{url}{mark}{more}");
-            assert_eq!(due, scene.decided(&["--store", &url, "input"]), "{url}");
+            assert_eq!(due, scene.decision_lines(&["--store", &url, "input"]), "{url}");
         }
     }
     assert_eq!(keys(&secret), 0);
@@ -133,7 +136,7 @@ fn an_interrupted_replay_leaves_no_key_either() {
     scene.write("input", (0..500_000).map(line).collect::<String>());
     for url in modes(&server) {
         let arguments = ["replay", "--policy", "policy.toml", "--store", &url, "input"];
-        interrupted(scene.start(&arguments), || keys(&server) > 0).exits(130);
+        interrupt(scene.start(&arguments), || keys(&server) > 0).exits(130);
         assert_eq!(keys(&server), 0);
     }
 }

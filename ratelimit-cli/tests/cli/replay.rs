@@ -2,7 +2,7 @@
 
 use std::io::Write;
 
-use crate::common::{BUCKET, Ran, Scene, TWO, example, gzip, interrupted, limit};
+use crate::common::{BUCKET, Ran, Scene, TWO, example, gzip, interrupt, limit};
 use crate::make_access_log;
 
 const GOOD: &str = "{\"at_us\": 5, \"key\": \"k\"}\n";
@@ -260,7 +260,7 @@ fn an_interrupted_replay_ends_on_a_whole_line_and_reports_its_decisions() {
     pipe.write_all(GOOD.repeat(5_000).as_bytes()).expect("writes");
     pipe.write_all(&GOOD.as_bytes()[..10]).expect("writes");
     let begun = || scene.path("out.jsonl").metadata().is_ok_and(|file| file.len() > 0);
-    let ran = interrupted(child, begun);
+    let ran = interrupt(child, begun);
     drop(pipe);
     ran.exits(130).says(&["interrupted: this is what was decided so far"]);
     let decisions = scene.read("out.jsonl");
@@ -274,7 +274,7 @@ fn an_interrupted_replay_ends_on_a_whole_line_and_reports_its_decisions() {
 fn every_limit_denies_a_part_of_the_example_and_every_line_of_a_real_log_is_decided() {
     let (policy, log) = example();
     let scene = Scene::new(&policy);
-    let decisions = scene.decided(&["--strict", &log]);
+    let decisions = scene.decision_lines(&["--strict", &log]);
     let lines = std::fs::read_to_string(log).expect("reads").lines().count();
     assert_eq!(decisions.lines().count(), lines);
     for name in ["burst", "same-page", "per-user", "daily"] {
@@ -282,7 +282,7 @@ fn every_limit_denies_a_part_of_the_example_and_every_line_of_a_real_log_is_deci
     }
     // One that the environment names.
     if let Some(log) = std::env::var("RATELIMIT_REAL_LOG").ok().filter(|log| !log.is_empty()) {
-        assert_eq!(scene.decided(&["--strict", &log]).lines().count(), 10_000);
+        assert_eq!(scene.decision_lines(&["--strict", &log]).lines().count(), 10_000);
     }
 }
 
@@ -291,7 +291,7 @@ fn the_committed_log_is_what_its_generator_makes() {
     let committed = std::fs::read_to_string(example().1).expect("reads");
     // `assert_eq!` would print both logs.
     assert!(
-        committed == make_access_log::committed(),
+        committed == make_access_log::read_committed_log(),
         "examples/access.log differs; make it anew with `cargo run -p ratelimit-cli --example \
          make_access_log > examples/access.log`"
     );

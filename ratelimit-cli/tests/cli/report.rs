@@ -62,12 +62,12 @@ fn of_limit<'l>(line: &'l Value, name: &str) -> Option<&'l Value> {
     listed("limits").chain(listed("shadow")).find(|limit| limit["name"] == name)
 }
 
-fn allowed(value: &Value) -> bool {
+fn is_allowed(value: &Value) -> bool {
     value["allowed"].as_bool().expect("a decision")
 }
 
 /// Replays the trace, and returns the page's data and the decision lines.
-fn replayed(policy: &str, more: &[&str]) -> (Value, Vec<Value>) {
+fn replay(policy: &str, more: &[&str]) -> (Value, Vec<Value>) {
     let scene = Scene::with(policy, trace());
     scene.write("other.toml", &*OTHER);
     let arguments = ["--decisions", "out.jsonl", "--report", "out.html", "input"];
@@ -81,8 +81,8 @@ fn replayed(policy: &str, more: &[&str]) -> (Value, Vec<Value>) {
 
 #[test]
 fn totals_and_charts_are_those_of_the_decisions() {
-    let (data, lines) = replayed(&POLICY, &[]);
-    let denied = lines.iter().filter(|line| !allowed(line)).count() as u64;
+    let (data, lines) = replay(&POLICY, &[]);
+    let denied = lines.iter().filter(|line| !is_allowed(line)).count() as u64;
     assert!(denied > 50 && denied < 950, "{denied}");
     assert_eq!((number(&data, "requests"), number(&data, "denied")), (1_000, denied));
     assert_eq!(number(&data, "admitted"), 1_000 - denied);
@@ -97,8 +97,8 @@ fn totals_and_charts_are_those_of_the_decisions() {
         let bucket = due.entry(at(line) / width * width).or_default();
         let by_limit = names.map(|name| of_limit(line, name));
         for (counts, decision) in bucket.iter_mut().zip(by_limit.into_iter().chain([Some(line)])) {
-            counts[0] += u64::from(decision.is_some_and(allowed));
-            counts[1] += u64::from(decision.is_some_and(|decision| !allowed(decision)));
+            counts[0] += u64::from(decision.is_some_and(is_allowed));
+            counts[1] += u64::from(decision.is_some_and(|decision| !is_allowed(decision)));
         }
     }
     let bucket = |(at, counts): (&u64, &[[u64; 2]; 4])| {
@@ -120,7 +120,7 @@ fn totals_and_charts_are_those_of_the_decisions() {
 
 #[test]
 fn callers_are_those_of_the_decisions() {
-    let (data, lines) = replayed(&POLICY, &[]);
+    let (data, lines) = replay(&POLICY, &[]);
     let key = |line: &Value, name: &str| {
         let part = |kind: &str| line["keys"][kind].as_str().expect(kind).to_owned();
         if name == "page" { part("ip") + " " + &part("path") } else { part("ip") }
@@ -132,7 +132,7 @@ fn callers_are_those_of_the_decisions() {
         for line in &lines {
             let Some(decision) = of_limit(line, name) else { continue };
             let tenths = (number(decision, "remaining") * 10).div_ceil(number(decision, "limit"));
-            let seen = allowed(decision).then_some(tenths);
+            let seen = is_allowed(decision).then_some(tenths);
             let least = least.entry(key(line, name)).or_insert(seen);
             *least = (*least).min(seen);
         }
@@ -154,14 +154,14 @@ fn callers_are_those_of_the_decisions() {
     for caller in callers {
         assert_eq!(caller["identifier"], "ip");
         let of_caller = &seen[caller["value"].as_str().expect("a value")];
-        let denied: Vec<_> = of_caller.iter().filter(|line| !allowed(line)).collect();
+        let denied: Vec<_> = of_caller.iter().filter(|line| !is_allowed(line)).collect();
         let on_path = denied.iter().filter(|line| line["keys"]["path"] == caller["paths"][0][0]);
         assert_eq!(caller["paths"][0][1], on_path.count(), "{caller}");
         let told = ["requests", "denied", "first_us", "last_us"].map(|field| number(caller, field));
         let [first, last] = [0, denied.len() - 1].map(|place| number(denied[place], "at_us"));
         assert_eq!(told, [of_caller.len() as u64, denied.len() as u64, first, last], "{caller}");
     }
-    let denied = seen.values().filter(|of_caller| !of_caller.iter().all(|line| allowed(line)));
+    let denied = seen.values().filter(|of_caller| !of_caller.iter().all(|line| is_allowed(line)));
     let shown: BTreeSet<_> = callers.iter().map(|caller| caller["value"].as_str()).collect();
     assert!(shown.len() > 2 && shown.len() == denied.count(), "{shown:?}");
     let due = json!({ "name": "ip", "callers": seen.len(), "callers_denied": callers.len() });
@@ -193,12 +193,12 @@ fn a_spell_of_denials_ends_with_an_admission_or_with_the_longest_wait_of_its_las
 
 #[test]
 fn a_comparison_is_that_of_two_decisions_files() {
-    let (data, this) = replayed(&POLICY, &["--compare", "other.toml"]);
-    let (_, other) = replayed(&OTHER, &[]);
+    let (data, this) = replay(&POLICY, &["--compare", "other.toml"]);
+    let (_, other) = replay(&OTHER, &[]);
     let mut callers: BTreeMap<(String, String), [u64; 2]> = BTreeMap::new();
     let (mut both, mut only) = (0, [0, 0]);
     for (this, other) in this.iter().zip(&other) {
-        let (denied, place) = match (allowed(this), allowed(other)) {
+        let (denied, place) = match (is_allowed(this), is_allowed(other)) {
             (true, true) => continue,
             (false, false) => {
                 both += 1;
@@ -209,7 +209,8 @@ fn a_comparison_is_that_of_two_decisions_files() {
         };
         only[place] += 1;
         let mut blamed = BTreeSet::new();
-        for limit in denied["limits"].as_array().expect("limits").iter().filter(|l| !allowed(l)) {
+        for limit in denied["limits"].as_array().expect("limits").iter().filter(|l| !is_allowed(l))
+        {
             let name = if limit["name"] == "per-path" { "path" } else { "ip" };
             blamed.insert((name.to_owned(), this["keys"][name].as_str().expect(name).to_owned()));
         }
@@ -228,7 +229,7 @@ fn a_comparison_is_that_of_two_decisions_files() {
     };
     let due = json!({
         "policy_file": "other.toml", "limits": data["comparison"]["limits"],
-        "denied": other.iter().filter(|line| !allowed(line)).count(),
+        "denied": other.iter().filter(|line| !is_allowed(line)).count(),
         "denied_by_both": both, "denied_only_by_this": only[0], "denied_only_by_other": only[1],
         "callers_that_differ": callers.len(),
         "differing_callers": callers.iter().map(caller).collect::<Vec<_>>(),
@@ -319,8 +320,8 @@ fn a_year_of_requests_makes_a_page_no_larger_than_an_hour() {
 #[test]
 fn a_comparison_on_redis_says_the_same_and_leaves_no_key() {
     let server = ratelimit_servers::RedisServer::start().expect("a server");
-    let in_memory = replayed(&POLICY, &["--compare", "other.toml"]);
-    let mut on_redis = replayed(&POLICY, &["--compare", "other.toml", "--store", &server.url()]);
+    let in_memory = replay(&POLICY, &["--compare", "other.toml"]);
+    let mut on_redis = replay(&POLICY, &["--compare", "other.toml", "--store", &server.url()]);
     on_redis.0["title"] = in_memory.0["title"].clone();
     assert_eq!(on_redis, in_memory);
     assert_eq!(crate::common::keys(&server), 0);

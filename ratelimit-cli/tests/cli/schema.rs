@@ -77,7 +77,7 @@ fn validator() -> Validator {
     Validator(schemas, index)
 }
 
-fn parsed(document: &Value) -> Result<Limits<AnyAlgorithm>, String> {
+fn parse(document: &Value) -> Result<Limits<AnyAlgorithm>, String> {
     Limits::deserialize(document).map_err(|error| error.to_string())
 }
 
@@ -88,7 +88,7 @@ fn of_limits(limits: &str) -> Value {
 /// Checks that schema and parser say the same of a document, up to [`UNSAYABLE`]. Returns whether
 /// it is a policy.
 fn agree(validator: &Validator, document: &Value) -> Result<bool, String> {
-    match (validator.validate(document), parsed(document)) {
+    match (validator.validate(document), parse(document)) {
         (Ok(()), Ok(_)) => Ok(true),
         (Err(_), Err(_)) => Ok(false),
         (Err(by_schema), Ok(_)) => Err(format!("only the schema refuses {document}: {by_schema}")),
@@ -108,7 +108,7 @@ fn the_command_prints_the_schema_that_is_in_the_tree() {
 fn the_schema_has_the_parsers_fields_and_names_and_describes_each() {
     let schema = schema();
     let limit = &schema["definitions"]["limit"]["properties"];
-    let error = parsed(&of_limits(r#"[{"brust":1}]"#)).expect_err("an unknown field");
+    let error = parse(&of_limits(r#"[{"brust":1}]"#)).expect_err("an unknown field");
     let (_, expected) = error.split_once("expected one of ").expect("names the fields");
     let fields: BTreeSet<_> = expected.split('`').skip(1).step_by(2).collect();
     let described = limit.as_object().expect("fields");
@@ -133,12 +133,12 @@ fn what_the_schema_cannot_say_the_parser_refuses() {
     for (limits, says) in UNSAYABLE {
         let document = of_limits(limits);
         assert!(validator.is_valid(&document), "{limits}: the schema can say it");
-        let error = parsed(&document).expect_err(limits);
+        let error = parse(&document).expect_err(limits);
         assert!(error.contains(says), "{limits}: {error:?} lacks {says:?}");
     }
     for limits in MORE_THAN_THE_SCHEMA {
         let document = of_limits(limits);
-        assert!(!validator.is_valid(&document) && parsed(&document).is_ok(), "{limits}");
+        assert!(!validator.is_valid(&document) && parse(&document).is_ok(), "{limits}");
     }
 }
 
@@ -259,7 +259,7 @@ fn both_refuse_each_mistake_and_agree_on_any_two_options_of_each_algorithm() {
         };
         for mistake in &refused {
             let document = with(&[*mistake]);
-            let taken = (validator.is_valid(&document), parsed(&document).is_ok());
+            let taken = (validator.is_valid(&document), parse(&document).is_ok());
             assert_eq!(taken, (false, false), "{document}");
         }
         for (place, one) in accepted.iter().enumerate() {
@@ -269,7 +269,7 @@ fn both_refuse_each_mistake_and_agree_on_any_two_options_of_each_algorithm() {
                 if agree(&validator, &document).expect("one opinion") {
                     found.extend([one, other].map(|(field, value)| format!("{field} = {value}")));
                     let text = toml::to_string(&document).expect("TOML");
-                    assert_eq!(toml::from_str(&text).ok(), parsed(&document).ok(), "{document}");
+                    assert_eq!(toml::from_str(&text).ok(), parse(&document).ok(), "{document}");
                 }
             }
         }

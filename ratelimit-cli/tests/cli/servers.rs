@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use crate::common::{Scene, limit, write_gcra};
 
 /// A limit of this name, by these identifiers, of this algorithm, with room for so many.
-fn of(name: &str, key: &str, algorithm: &str, room: u64, more: &str) -> String {
+fn document_with_room(name: &str, key: &str, algorithm: &str, room: u64, more: &str) -> String {
     let document = limit(name, key, &format!("{algorithm} {room}/h"), more);
     if algorithm != "bucketed-window" {
         return document;
@@ -21,7 +21,7 @@ fn of(name: &str, key: &str, algorithm: &str, room: u64, more: &str) -> String {
 }
 
 /// The fields of the limit of this name in a list.
-fn named<'v>(list: &'v Value, name: &str) -> &'v Value {
+fn limit_named<'v>(list: &'v Value, name: &str) -> &'v Value {
     let mut all = list.as_array().expect("a list").iter();
     all.find(|one| one["name"] == name).unwrap_or(&Value::Null)
 }
@@ -32,17 +32,31 @@ fn each_command_tells_two_limits_apart_whatever_differs() {
     let url = server.url();
     let mut rows: Vec<_> = AnyAlgorithm::NAMES
         .iter()
-        .map(|name| (*name, of("one", "ip", name, 3, ""), of("two", "ip", name, 9, "")))
+        .map(|name| {
+            (
+                *name,
+                document_with_room("one", "ip", name, 3, ""),
+                document_with_room("two", "ip", name, 9, ""),
+            )
+        })
         .collect();
-    let gcra = |more| of("two", "ip", "gcra", 9, more);
+    let gcra = |more| document_with_room("two", "ip", "gcra", 9, more);
     rows.extend([
-        ("shadow", of("one", "ip", "gcra", 3, ""), gcra("shadow = true")),
-        ("attempts", of("one", "ip", "gcra", 3, ""), gcra("count = \"attempts\"")),
-        ("identifier", of("one", "ip", "gcra", 3, ""), of("two", "user", "gcra", 9, "")),
-        ("identifiers", of("one", "ip", "gcra", 3, ""), of("two", "user ip", "gcra", 9, "")),
-        ("algorithm", of("one", "ip", "fixed-window", 3, ""), gcra("")),
-        ("required", of("one", "ip", "gcra", 3, ""), gcra("required = true")),
-        ("debt", of("one", "ip", "gcra", 3, ""), gcra("debt = 5")),
+        ("shadow", document_with_room("one", "ip", "gcra", 3, ""), gcra("shadow = true")),
+        ("attempts", document_with_room("one", "ip", "gcra", 3, ""), gcra("count = \"attempts\"")),
+        (
+            "identifier",
+            document_with_room("one", "ip", "gcra", 3, ""),
+            document_with_room("two", "user", "gcra", 9, ""),
+        ),
+        (
+            "identifiers",
+            document_with_room("one", "ip", "gcra", 3, ""),
+            document_with_room("two", "user ip", "gcra", 9, ""),
+        ),
+        ("algorithm", document_with_room("one", "ip", "fixed-window", 3, ""), gcra("")),
+        ("required", document_with_room("one", "ip", "gcra", 3, ""), gcra("required = true")),
+        ("debt", document_with_room("one", "ip", "gcra", 3, ""), gcra("debt = 5")),
     ]);
     for (place, (row, one, two)) in rows.iter().enumerate() {
         for (order, policy) in [[one, two], [two, one]].iter().enumerate() {
@@ -65,7 +79,7 @@ fn each_command_tells_two_limits_apart_whatever_differs() {
             let line = &run("check", &asked(&["--cost", "3"]), 0)[0];
             let list = |line: &Value, name: &str| {
                 let shadow = *row == "shadow" && name == "two";
-                named(&line[if shadow { "shadow" } else { "limits" }], name).clone()
+                limit_named(&line[if shadow { "shadow" } else { "limits" }], name).clone()
             };
             for (name, limit, left) in [("one", 3, 0), ("two", 9, 6)] {
                 let found = list(line, name);
@@ -78,7 +92,7 @@ fn each_command_tells_two_limits_apart_whatever_differs() {
 
             let found = &run("inspect", &asked(&[]), 0)[0]["limits"];
             for (name, left) in [("one", 0), ("two", 6)] {
-                let found = named(found, name);
+                let found = limit_named(found, name);
                 assert_eq!(found["remaining"], json!(left), "{row}: {found}");
                 assert!(found["state"].is_object(), "{row}: {found}");
                 let is_shadow = *row == "shadow" && name == "two";
@@ -123,7 +137,7 @@ fn each_command_tells_two_limits_apart_whatever_differs() {
 fn what_a_limit_is_owed_is_told_of_that_limit() {
     let server = RedisServer::start().expect("a server");
     let url = server.url();
-    let named = |name: &str, more| of(name, "ip", "gcra", 9, more);
+    let named = |name: &str, more| document_with_room(name, "ip", "gcra", 9, more);
     // Of two limits with a debt one is owed three of nine an hour, the other nothing; the third can
     // be owed nothing.
     let policy = [named("plain", ""), named("one", "debt = 5"), named("two", "debt = 5")];
@@ -139,7 +153,7 @@ fn what_a_limit_is_owed_is_told_of_that_limit() {
         let words = scene.command("inspect", &on).exits(0).out;
         for name in ["plain", "one", "two"] {
             let is_owed = name == owing;
-            let owed = self::named(&found["limits"], name)["owed"].as_u64();
+            let owed = limit_named(&found["limits"], name)["owed"].as_u64();
             assert_eq!(owed, is_owed.then_some(3), "{owing}: {found}");
             let line = words.lines().find(|line| line.trim().starts_with(&format!("{name} ")));
             assert_eq!(line.expect("a line").contains("owe"), is_owed, "{owing}: {words}");
@@ -153,8 +167,8 @@ fn heal_frees_every_algorithm_and_each_of_two_limits() {
     let (server, clock) = RedisServer::start_with_clock().expect("a server and cc");
     let url = server.url();
     for (place, algorithm) in AnyAlgorithm::NAMES.iter().enumerate() {
-        let [one, two] =
-            [("one", 3), ("two", 9)].map(|(name, room)| of(name, "ip", algorithm, room, ""));
+        let [one, two] = [("one", 3), ("two", 9)]
+            .map(|(name, room)| document_with_room(name, "ip", algorithm, room, ""));
         let scene = Scene::new(&if place % 2 == 0 { one + &two } else { two + &one });
         scene.write("secret", "open sesame");
         let prefix = format!("p{place}");

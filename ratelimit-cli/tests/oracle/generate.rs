@@ -21,7 +21,7 @@ impl Draw {
     }
 
     /// The smaller come more often.
-    fn skewed(&mut self, n: u64) -> u64 {
+    fn mostly_small(&mut self, n: u64) -> u64 {
         let most = self.below(n) + 1;
         self.below(most)
     }
@@ -82,7 +82,7 @@ pub(crate) fn limits(draw: &mut Draw) -> Vec<Limit> {
 }
 
 /// The same names with other numbers, in another order.
-pub(crate) fn changed(limits: &[Limit], draw: &mut Draw) -> Vec<Limit> {
+pub(crate) fn change_limits(limits: &[Limit], draw: &mut Draw) -> Vec<Limit> {
     let change = |limit: &Limit| Limit {
         count: 1 + draw.below(9),
         burst: 1 + draw.below(9),
@@ -135,7 +135,7 @@ pub(crate) fn access_log(draw: &mut Draw) -> String {
         let more = if is_combined { " \"-\" \"agent 1.0\"" } else { "" };
         let mut line = format!(
             "192.0.2.{} - {user} [{time}] \"GET {path} HTTP/1.1\" 200 5{more}",
-            draw.skewed(6)
+            draw.mostly_small(6)
         );
         write!(line, " {}.000", draw.below(4)).expect("a text");
         lines.push((at, line));
@@ -169,7 +169,7 @@ struct Traced {
 }
 
 /// Requests at repeated times, of which some lie before the one that they follow.
-fn traced(limits: &[Limit], draw: &mut Draw) -> Vec<Traced> {
+fn draw_requests(limits: &[Limit], draw: &mut Draw) -> Vec<Traced> {
     let mut at = 1_792_893_600_000_000_u64;
     let mut traced = Vec::new();
     let has_others = draw.below(3) > 0;
@@ -183,10 +183,10 @@ fn traced(limits: &[Limit], draw: &mut Draw) -> Vec<Traced> {
         let mut named = Vec::new();
         for (name, of) in [("ip", 5), ("user", 3), ("path", 3)] {
             if draw.below(5) > 0 {
-                named.push((name, draw.skewed(of)));
+                named.push((name, draw.mostly_small(of)));
             }
         }
-        let key = (named.is_empty() || draw.below(2) == 0).then(|| draw.skewed(3));
+        let key = (named.is_empty() || draw.below(2) == 0).then(|| draw.mostly_small(3));
         let limit = &limits[usize::try_from(draw.below(limits.len() as u64)).expect("few")];
         traced.push(Traced {
             at: if draw.below(12) == 0 { at - draw.below(2_000_000) } else { at },
@@ -225,7 +225,7 @@ pub(crate) fn jsonl(limits: &[Limit], draw: &mut Draw) -> String {
         line += &request.took.map_or(String::new(), |took| format!(",\"duration_us\":{took}"));
         line + &format!(",\"op\":\"{}\"}}\n", request.op)
     };
-    traced(limits, draw).into_iter().map(line).collect()
+    draw_requests(limits, draw).into_iter().map(line).collect()
 }
 
 pub(crate) fn csv(limits: &[Limit], draw: &mut Draw) -> String {
@@ -257,5 +257,5 @@ pub(crate) fn csv(limits: &[Limit], draw: &mut Draw) -> String {
             text(request.took)
         )
     };
-    header + &traced(limits, draw).into_iter().map(line).collect::<String>()
+    header + &draw_requests(limits, draw).into_iter().map(line).collect::<String>()
 }

@@ -162,7 +162,7 @@ impl Limit {
     }
 
     /// What a window counts after this charge.
-    fn counted(&self, used: u64, charge: &Charge) -> u64 {
+    fn count_with(&self, used: u64, charge: &Charge) -> u64 {
         match charge.how {
             How::Fits => used + charge.cost,
             How::Fills => self.count.min(used + charge.cost),
@@ -176,7 +176,7 @@ impl Limit {
         for charge in history {
             let open = window.filter(|(start, _)| charge.at < start + self.period.1);
             let (start, used) = open.unwrap_or((charge.at, 0));
-            window = Some((start, self.counted(used, charge)));
+            window = Some((start, self.count_with(used, charge)));
         }
         window.filter(|(start, _)| now < start + self.period.1)
     }
@@ -244,7 +244,7 @@ impl Limit {
         let (mut window, mut used) = (0, 0);
         for charge in history.iter().filter(|charge| self.window_of(charge.at) <= start) {
             used = carried(used, window, self.window_of(charge.at));
-            (window, used) = (self.window_of(charge.at), self.counted(used, charge));
+            (window, used) = (self.window_of(charge.at), self.count_with(used, charge));
         }
         carried(used, window, start)
     }
@@ -283,7 +283,7 @@ impl Limit {
         self.spans().into_iter().map(left).min_by_key(|(_, left)| *left).expect("one")
     }
 
-    fn left(&self, history: &[Charge], now: u64) -> u64 {
+    fn remaining(&self, history: &[Charge], now: u64) -> u64 {
         self.least(history, now).1
     }
 
@@ -354,7 +354,7 @@ impl Limit {
         forgiven: u64,
     ) -> Answer {
         let now = self.now(history, at);
-        let fits = |at| self.left(history, at) >= cost;
+        let fits = |at| self.remaining(history, at) >= cost;
         let retry_after = match cost {
             _ if is_over || fits(now) => Some(0),
             cost if cost > self.capacity() => None,
@@ -370,7 +370,7 @@ impl Limit {
 
     /// Decides a request alone: whether it fits.
     pub(crate) fn fits(&self, history: &[Charge], at: u64, cost: u64) -> bool {
-        self.left(history, self.now(history, at)) >= cost
+        self.remaining(history, self.now(history, at)) >= cost
     }
 
     /// Ends the leases of requests that are over by this line.
@@ -461,7 +461,7 @@ impl Limit {
 
     /// Charges a cost as far as there is room, and returns what is left out.
     fn force(&self, history: &mut Vec<Charge>, now: u64, cost: u64) -> u64 {
-        let room = self.left(history, now) + self.debt - self.owed(history, now);
+        let room = self.remaining(history, now) + self.debt - self.owed(history, now);
         let forgiven = cost.saturating_sub(room);
         let (charged, how) = if self.is_bucket() && forgiven > 0 {
             // Parts of a unit, too.

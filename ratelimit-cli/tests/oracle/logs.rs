@@ -37,7 +37,7 @@ pub(crate) struct Log {
 
 impl Log {
     /// Leaves out the requests that these limits cannot decide.
-    pub(crate) fn of(mut self, limits: &[Limit]) -> Self {
+    pub(crate) fn without_undecidable(mut self, limits: &[Limit]) -> Self {
         let is_known = |name: &String| name == "*" || limits.iter().any(|one| one.name == *name);
         let is_whole = |request: &Request| {
             let required = limits.iter().filter(|limit| limit.required && !limit.shadow);

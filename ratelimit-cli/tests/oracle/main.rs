@@ -39,10 +39,10 @@ struct Case {
 }
 
 impl Case {
-    fn of(seed: u64, log: fn(&[Limit], &mut Draw) -> String, read: fn(&str) -> Log) -> Self {
+    fn from_seed(seed: u64, log: fn(&[Limit], &mut Draw) -> String, read: fn(&str) -> Log) -> Self {
         let mut draw = Draw(seed);
         let limits = generate::limits(&mut draw);
-        let other = generate::changed(&limits, &mut draw);
+        let other = generate::change_limits(&limits, &mut draw);
         let log = log(&limits, &mut draw);
         let folder = TempDir::new().expect("a folder");
         for (name, text) in [
@@ -53,7 +53,7 @@ impl Case {
             fs::write(folder.path().join(name), text).expect("writes");
         }
         let about = format!("seed {seed}:\n{}", generate::toml(&limits));
-        let log = read(&log).of(&limits);
+        let log = read(&log).without_undecidable(&limits);
         let needs = limits.iter().map(|limit| replay::needs(limit, &log.requests)).collect();
         Self { folder, about, limits, other, log, needs }
     }
@@ -77,7 +77,7 @@ impl Case {
     }
 
     fn check(&self) {
-        let decided = replay::replayed(&self.limits, &self.log.requests);
+        let decided = replay::replay_all(&self.limits, &self.log.requests);
         let options =
             ["--policy", "policy.toml", "--decisions", "out.jsonl", "--report", "out.html"];
         let data = self
@@ -265,7 +265,7 @@ impl Case {
     }
 
     fn check_comparison(&self, found: &Value, decided: &[Decided]) {
-        let other = replay::replayed(&self.other, &self.log.requests);
+        let other = replay::replay_all(&self.other, &self.log.requests);
         let (mut both, mut only) = (0, [0, 0]);
         let mut callers: BTreeMap<(String, String), [u64; 2]> = BTreeMap::new();
         for (this, other) in
@@ -273,8 +273,8 @@ impl Case {
         {
             both += u64::from(!this.allowed && !other.allowed);
             let (place, blamed) = match (this.allowed, other.allowed) {
-                (false, true) => (0, replay::blamed(&self.limits, this)),
-                (true, false) => (1, replay::blamed(&self.other, other)),
+                (false, true) => (0, replay::callers_to_blame(&self.limits, this)),
+                (true, false) => (1, replay::callers_to_blame(&self.other, other)),
                 _ => continue,
             };
             only[place] += 1;
@@ -328,7 +328,7 @@ impl Case {
             callers => limit.with_capacity(needs.get(callers / 4).copied().unwrap_or(1)),
         };
         let proposed: Vec<_> = self.limits.iter().zip(&self.needs).map(propose).collect();
-        let together = replay::replayed(&proposed, &self.log.requests);
+        let together = replay::replay_all(&proposed, &self.log.requests);
         let limits = self.limits.iter().zip(&self.needs);
         for (((limit, needs), proposed), row) in limits.zip(&proposed).zip(&rows) {
             let denied =
@@ -359,20 +359,20 @@ impl Case {
 #[test]
 fn access_logs_are_read_and_decided_as_a_second_reader_does() {
     for seed in 0..10 {
-        Case::of(seed, |_, draw| generate::access_log(draw), logs::access_log).check();
+        Case::from_seed(seed, |_, draw| generate::access_log(draw), logs::access_log).check();
     }
 }
 
 #[test]
 fn json_traces_are_read_and_decided_as_a_second_reader_does() {
     for seed in 100..110 {
-        Case::of(seed, generate::jsonl, logs::jsonl).check();
+        Case::from_seed(seed, generate::jsonl, logs::jsonl).check();
     }
 }
 
 #[test]
 fn csv_traces_are_read_and_decided_as_a_second_reader_does() {
     for seed in 200..210 {
-        Case::of(seed, generate::csv, logs::csv).check();
+        Case::from_seed(seed, generate::csv, logs::csv).check();
     }
 }

@@ -33,19 +33,19 @@ impl Decided {
 }
 
 /// Decides all requests, one after the other.
-pub(crate) fn replayed(limits: &[Limit], requests: &[Request]) -> Vec<Decided> {
+pub(crate) fn replay_all(limits: &[Limit], requests: &[Request]) -> Vec<Decided> {
     let mut histories = Histories::new();
     let mut decide = |request: &Request| {
         for limit in limits.iter().filter(|limit| limit.algorithm == "concurrency") {
             let of_it = histories.iter_mut().filter(|((name, _), _)| *name == limit.name);
             of_it.for_each(|(_, history)| limit.end(history, request.line));
         }
-        decided(limits, request, &mut histories)
+        decide(limits, request, &mut histories)
     };
     requests.iter().map(&mut decide).collect()
 }
 
-fn decided(limits: &[Limit], request: &Request, histories: &mut Histories) -> Decided {
+fn decide(limits: &[Limit], request: &Request, histories: &mut Histories) -> Decided {
     let applies = |limit: &&Limit| request.key(&limit.identifiers).is_some();
     let at =
         |limit: &Limit| (limit.name.clone(), request.key(&limit.identifiers).expect("it applies"));
@@ -202,7 +202,7 @@ pub(crate) fn callers(limit: &Limit, decided: &[Decided]) -> [usize; 2] {
 
 /// Whom a denied request is blamed on: the first identifiers of the limits that denied it, each
 /// with its value.
-pub(crate) fn blamed(limits: &[Limit], one: &Decided) -> BTreeSet<(String, String)> {
+pub(crate) fn callers_to_blame(limits: &[Limit], one: &Decided) -> BTreeSet<(String, String)> {
     let first = |name: &str| {
         let limit = limits.iter().find(|limit| limit.name == name).expect("a limit");
         let name = *limit.identifiers.first().unwrap_or(&"key");
@@ -215,11 +215,12 @@ pub(crate) fn blamed(limits: &[Limit], one: &Decided) -> BTreeSet<(String, Strin
 pub(crate) fn hurt(limits: &[Limit], decided: &[Decided]) -> BTreeMap<(String, String), Value> {
     let requests = || decided.iter().filter(|one| one.request.op == "acquire");
     let mut rows = BTreeMap::new();
-    for caller in requests().flat_map(|one| blamed(limits, one)).collect::<BTreeSet<_>>() {
+    for caller in requests().flat_map(|one| callers_to_blame(limits, one)).collect::<BTreeSet<_>>()
+    {
         let (name, value) = &caller;
         let is_its = |one: &&Decided| one.request.caller.get(name) == Some(value);
         let denials: Vec<_> =
-            requests().filter(|one| blamed(limits, one).contains(&caller)).collect();
+            requests().filter(|one| callers_to_blame(limits, one).contains(&caller)).collect();
         let mut by_limit: BTreeMap<String, u64> = BTreeMap::new();
         for denying in denials.iter().flat_map(|one| one.denying()) {
             let limit = limits.iter().find(|limit| limit.name == denying).expect("a limit");

@@ -18,8 +18,8 @@ const SAMPLE_MS: u64 = 250;
 /// How long a request keeps its lease of a concurrency limit.
 const WORK_MS: u64 = 1_500;
 
-/// The name of a drawing, its title in two parts, and its rows: a limit in the words of a policy
-/// document, and what the reader should see.
+/// The name of a drawing, its title in two parts, and its rows: a limit as text, and what the
+/// reader should see.
 type Drawn = (&'static str, [&'static str; 2], &'static [(&'static str, &'static str)]);
 
 const DRAWN: [Drawn; 2] = [

@@ -17,7 +17,7 @@ fn network(address: IpAddr) -> IpAddr {
 
 #[test]
 fn a_limit_is_kept_per_identifier() -> Result<(), Error> {
-    let limiter = RateLimiter::new(policies::of("keys.md"), MemoryStore::new());
+    let limiter = RateLimiter::new(policies::limits_of_chapter("keys.md"), MemoryStore::new());
     let address: IpAddr = "2001:db8::7".parse()?;
 
     let ip = network(address).to_string();

@@ -55,7 +55,7 @@ fn build(folder: &Path) -> Result<(), Error> {
 
 #[test]
 fn no_page_overflows_light_and_dark_wide_and_narrow() -> Result<(), Error> {
-    let Some(program) = chromium::installed() else { return Ok(()) };
+    let Some(program) = chromium::find_browser() else { return Ok(()) };
     let folder = tempfile::tempdir()?;
     build(folder.path())?;
     let mut pages = files(folder.path(), "html");

@@ -57,7 +57,7 @@ async fn token_bucket<S: Store<AnyAlgorithm>>(
 }
 
 /// The limits of a chapter, as its document has them.
-pub(crate) fn of(path: &str) -> Limits<AnyAlgorithm> {
+pub(crate) fn limits_of_chapter(path: &str) -> Limits<AnyAlgorithm> {
     let documents = blocks(&chapter(path), "toml");
     let policy = documents.iter().find(|document| document.contains("[[limit]]"));
     toml::from_str(policy.expect("a policy")).unwrap_or_else(|error| panic!("{path}: {error}"))
@@ -77,9 +77,11 @@ async fn each_document_says_what_the_rust_beside_it_says() -> Result<(), Error> 
         ("scripts/sorted-set.md", sorted_set()?),
         ("scripts/token-bucket.md", in_bucket),
     ] {
-        assert_eq!(of(path), limits, "{path}");
+        assert_eq!(limits_of_chapter(path), limits, "{path}");
     }
     // Without Rust beside it.
-    assert!(["policies.md", "outages.md"].iter().all(|path| of(path).iter().len() > 0));
+    assert!(
+        ["policies.md", "outages.md"].iter().all(|path| limits_of_chapter(path).iter().len() > 0)
+    );
     Ok(())
 }

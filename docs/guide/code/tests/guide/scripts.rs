@@ -64,8 +64,8 @@ struct Ours {
 }
 
 impl Ours {
-    fn of(chapter: &str) -> Self {
-        Self::new(policies::of(chapter))
+    fn from_chapter(chapter: &str) -> Self {
+        Self::new(policies::limits_of_chapter(chapter))
     }
 
     fn words(words: &str) -> Self {
@@ -84,7 +84,7 @@ impl Ours {
     }
 
     /// How many of `n` requests are admitted at this time.
-    fn admitted(&self, ms: u64, n: usize) -> usize {
+    fn count_admitted(&self, ms: u64, n: usize) -> usize {
         let limiter = &self.at(ms).limiter;
         (0..n).filter(|_| limiter.check_now("alice").expect("a decision").allowed()).count()
     }
@@ -103,14 +103,14 @@ fn compare(
         key.pass(key.slower * (time_ms - before_ms));
         before_ms = time_ms;
         let admitted = (0..requests).filter(|_| script(time_ms)).count();
-        let by_both = (admitted, ours.admitted(time_ms.unsigned_abs(), requests));
+        let by_both = (admitted, ours.count_admitted(time_ms.unsigned_abs(), requests));
         assert_eq!(by_both, (by_script, by_ours), "at {time_ms} ms");
     }
 }
 
 #[test]
 fn incr_and_expire_in_multi_never_end_a_window() {
-    let (key, ours) = (Key::new("multi:alice"), Ours::of("scripts/incr-expire.md"));
+    let (key, ours) = (Key::new("multi:alice"), Ours::from_chapter("scripts/incr-expire.md"));
     let script = |_| {
         let count = key.number(&["INCR"], &[]);
         key.run(&["EXPIRE"], &["60"]);
@@ -123,7 +123,7 @@ fn incr_and_expire_in_multi_never_end_a_window() {
 fn incr_and_expire_in_lua_admit_twice_the_limit_where_windows_meet() {
     let script = &blocks(&chapter("scripts/incr-expire.md"), "lua")[0];
     for (ours, at_the_end) in [
-        (Ours::of("scripts/incr-expire.md"), 10),
+        (Ours::from_chapter("scripts/incr-expire.md"), 10),
         (Ours::words("gcra 10/m burst 10"), 1),
         (Ours::words("sliding-log 10/m"), 1),
     ] {
@@ -135,7 +135,7 @@ fn incr_and_expire_in_lua_admit_twice_the_limit_where_windows_meet() {
 
 #[test]
 fn a_list_admits_one_too_many_and_loses_a_request_at_the_end_of_its_window() {
-    let (key, ours) = (Key::new("list:alice"), Ours::of("scripts/list.md"));
+    let (key, ours) = (Key::new("list:alice"), Ours::from_chapter("scripts/list.md"));
     let script = |_| {
         let fits = key.number(&["LLEN"], &[]) <= 10;
         let is_new = key.number(&["EXISTS"], &[]) == 0;
@@ -165,16 +165,16 @@ fn by_sorted_set(key: &Key, now_ms: i64) -> bool {
 
 #[test]
 fn a_sorted_set_counts_denied_requests_and_those_of_a_millisecond_once() {
-    let (key, ours) = (Key::new("denied:alice"), Ours::of("scripts/sorted-set.md"));
+    let (key, ours) = (Key::new("denied:alice"), Ours::from_chapter("scripts/sorted-set.md"));
     let rows = (0..60).map(|n| (5_000 * n, 1, usize::from(n < 10), usize::from(n % 12 < 10)));
     compare(&key, |now_ms| by_sorted_set(&key, now_ms), &ours, rows);
-    let (key, ours) = (Key::new("same:alice"), Ours::of("scripts/sorted-set.md"));
+    let (key, ours) = (Key::new("same:alice"), Ours::from_chapter("scripts/sorted-set.md"));
     compare(&key, |now_ms| by_sorted_set(&key, now_ms), &ours, [(1_000, 25, 25, 10)]);
 }
 
 #[test]
 fn a_sorted_set_believes_each_clients_clock() {
-    let (key, ours) = (Key::new("clock:alice"), Ours::of("scripts/sorted-set.md"));
+    let (key, ours) = (Key::new("clock:alice"), Ours::from_chapter("scripts/sorted-set.md"));
     let one_that_is_fast = |now_ms| if now_ms < 10_000 { now_ms } else { now_ms + 60_000 };
     let rows = (0..10).map(|second| (second * 1_000, 1, 1, 1));
     let rows = rows.chain((0..10).map(|nth| (10_000 + nth, 1, 1, 0)));
@@ -185,17 +185,17 @@ fn a_sorted_set_believes_each_clients_clock() {
 fn several_limits_in_one_script_charge_denied_requests() {
     let script = &blocks(&chapter("scripts/several-limits.md"), "lua")[0];
     let (daily, burst) = (Key::new("daily:alice"), Key::new("burst:alice"));
-    let ours = Ours::of("scripts/several-limits.md");
+    let ours = Ours::from_chapter("scripts/several-limits.md");
     let words = ["EVAL", script, "2", daily.name, burst.name, "100", "86400000", "2", "1000"];
     for second in 0..50 {
         let decided = (0..10).map(|_| daily.server.command(&words).unwrap().as_integer());
         let admitted = decided.filter(|denied_by| *denied_by == Some(0)).count();
         assert_eq!(admitted, if second < 10 { 2 } else { 0 }, "at {second} s");
-        assert_eq!(ours.admitted(second * 1_000, 10), 2, "at {second} s");
+        assert_eq!(ours.count_admitted(second * 1_000, 10), 2, "at {second} s");
         daily.pass(1_000_000);
         burst.pass(1_000_000);
     }
-    assert_eq!(ours.admitted(50_000, 10), 0); // the day's hundred
+    assert_eq!(ours.count_admitted(50_000, 10), 0); // the day's hundred
 }
 
 /// The chapter's script at a given time.
@@ -210,7 +210,7 @@ const QUARTER: [&str; 4] = ["0.25", "5", "1", ""];
 
 #[test]
 fn a_token_bucket_that_is_asked_each_second_never_refills() {
-    let (key, ours) = (Key::new("asked:alice"), Ours::of("scripts/token-bucket.md"));
+    let (key, ours) = (Key::new("asked:alice"), Ours::from_chapter("scripts/token-bucket.md"));
     let rows = (1..=120).map(|second| (1_000 * second, 1, 0, usize::from(second % 4 == 0)));
     let rows = [(0, 5, 5, 5)].into_iter().chain(rows);
     compare(&key, |now_ms| by_token_bucket(&key, now_ms, QUARTER), &ours, rows);
@@ -228,7 +228,7 @@ fn a_forced_charge_of_a_token_bucket_is_unbounded_or_forgotten() {
     let unbounded =
         (4..=384).step_by(4).map(|second| (1_000 * second, 1, usize::from(second == 384), 1));
     for rows in [vec![(20_000, 5, 5, 5)], unbounded.collect()] {
-        let (key, ours) = (Key::new("forced:alice"), Ours::of("scripts/token-bucket.md"));
+        let (key, ours) = (Key::new("forced:alice"), Ours::from_chapter("scripts/token-bucket.md"));
         assert!(by_token_bucket(&key, 0, ["0.25", "5", "100", "force"]));
         assert_eq!(key.run(&["HGET"], &["tokens"]).as_text(), Some("-95"));
         assert_eq!(ours.at(0).limiter.force_now("alice", 100).unwrap().remaining(), 0);
