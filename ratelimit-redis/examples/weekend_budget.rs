@@ -92,7 +92,7 @@ impl Codec for Spent {
 pub enum Plan {
     /// A built-in algorithm.
     Burst(Gcra),
-    /// An algorithm of one's own.
+    /// An algorithm of your own.
     Budget(WeekendBudget),
 }
 

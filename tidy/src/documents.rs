@@ -1,5 +1,5 @@
 //! Rules about the documents, the guide's chapters among them: what they show runs, and what they
-//! link to is there.
+//! link to is there. Rules about their words hold for rustdoc, too.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -58,7 +58,7 @@ fn documents() -> BTreeMap<PathBuf, MarkdownDocument> {
     documents.map(|file| (root().join(&file.path), MarkdownDocument::parse(&file.text))).collect()
 }
 
-/// Phrases that no document uses, and their replacements, a pair per line.
+/// Phrases that no document and no rustdoc uses, and their replacements, a pair per line.
 const BANNED: &str = include_str!("../phrases.txt");
 
 /// The banned phrases of a text, however its lines are broken.
@@ -68,6 +68,17 @@ fn banned(text: &str) -> impl Iterator<Item = String> {
     let pairs = BANNED.lines().filter_map(|line| line.split_once(" = "));
     let found = pairs.filter(move |(phrase, _)| text.contains(&spaced(phrase)));
     found.map(|(phrase, instead)| format!("instead of \"{phrase}\", write: {instead}"))
+}
+
+/// The doc comments of a source file, each as one text.
+fn doc_comments(source: &str) -> Vec<String> {
+    let line_of_doc = |line: &'_ str| {
+        let line = line.trim_start();
+        line.strip_prefix("///").or_else(|| line.strip_prefix("//!")).map(str::to_owned)
+    };
+    let lines: Vec<_> = source.lines().map(line_of_doc).collect();
+    let comments = lines.split(Option::is_none).filter(|comment| !comment.is_empty());
+    comments.map(|lines| lines.iter().flatten().cloned().collect::<Vec<_>>().join("\n")).collect()
 }
 
 /// Whether a link of a document leads somewhere.
@@ -165,10 +176,15 @@ fn every_example_of_the_libraries_is_a_test_and_has_its_row() {
 }
 
 #[test]
-fn no_document_has_a_banned_phrase() {
+fn no_document_and_no_rustdoc_has_a_banned_phrase() {
+    let found = |path: &str, text: &str| {
+        banned(text).map(|advice| format!("{path}: {advice}")).collect::<Vec<_>>()
+    };
     let documents = files("", &["md"]).into_iter().filter(|file| file.path != "CHANGELOG.md");
-    assert_none(documents.flat_map(|file| {
-        banned(&file.text).map(|advice| format!("{}: {advice}", file.path)).collect::<Vec<_>>()
+    assert_none(documents.flat_map(|file| found(&file.path, &file.text)));
+    assert_none(files("", &["rs"]).into_iter().flat_map(|file| {
+        let comments = doc_comments(&file.text);
+        comments.iter().flat_map(|text| found(&file.path, text)).collect::<Vec<_>>()
     }));
 }
 
@@ -176,6 +192,10 @@ fn no_document_has_a_banned_phrase() {
 fn each_rule_finds_what_breaks_it() {
     assert_eq!(banned("While Redis is\n  away, and nobody else").count(), 2);
     assert_eq!(banned("It is awayward; Redis is unreachable.").count(), 0);
+    let source =
+        "//! One.\n\n    /// Nobody\n    /// asks.\n    // nobody\nfn nobody() {}\n/// Two\n";
+    assert_eq!(doc_comments(source), [" One.", " Nobody\n asks.", " Two"]);
+    assert_eq!(doc_comments(source).iter().flat_map(|text| banned(text)).count(), 1);
 
     assert!(is_part_of("one();\n\ntwo();\n", "fn f() {\n    one();\n\n    two();\n}\n"));
     assert!(!is_part_of("one();\ntwo();\n", "fn f() {\n    one();\n\n    two();\n}\n"));

@@ -1,4 +1,4 @@
-//! [`Load`]: what a call carries, and what becomes of it.
+//! [`Load`]: what a call carries, and what happens to it.
 
 use std::any::Any;
 use std::hash::BuildHasher;
@@ -35,7 +35,7 @@ pub(crate) struct Waiting {
     pub(crate) answer: Answer,
 }
 
-/// Who wants to know what becomes of a request. Dropped before it was sent, it says that it was
+/// Who wants to know what happens to a request. Dropped before it was sent, it says that it was
 /// not; afterwards, that its outcome is lost.
 #[derive(Debug)]
 pub(crate) struct Answer {
@@ -45,7 +45,7 @@ pub(crate) struct Answer {
     was_sent: bool,
 }
 
-/// What becomes of a request that waits. Without one, it was not sent.
+/// What happens to a request that waits. Without one, it was not sent.
 #[derive(Debug)]
 pub(crate) enum Outcome {
     /// Too little of its time was left, so it was not sent.

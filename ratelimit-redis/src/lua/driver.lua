@@ -295,8 +295,8 @@ local function step(check)
   end
   local is, reservation = status(check), check.known
   known = known or is ~= 'unknown'
-  -- Another caller may have the place of a lease that has ended, so no other check makes its
-  -- renewal known.
+  -- If one lease of the batch has ended, another caller may have its place: the renewal is
+  -- refused even if the other checks still hold theirs.
   lease_has_ended = lease_has_ended or is == 'unknown' and operation == 'renew' and check.algorithm.settles == 'all'
   if is == 'done' then
     if reservation.reserved then

@@ -1,5 +1,5 @@
 //! Batches over several slots, decided in two waves, on one server that poses as a cluster: what
-//! becomes of a request that fails between two of its commands. The error says whether something
+//! happens to a request that fails between two of its commands. The error says whether something
 //! may have been charged, and charges are given back once.
 
 use ratelimit_core::algorithm::{AnyState, Write};

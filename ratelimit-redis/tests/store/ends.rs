@@ -1,4 +1,4 @@
-//! Each operation that ends something beside each request under way: a proxy holds that request at
+//! Each operation that ends something beside each request in flight: a proxy holds that request at
 //! each place, and then releases, drops or cuts it. A model does the same in that order; the
 //! answers and the final charges equal the model's.
 
@@ -9,7 +9,7 @@ use crate::common::prelude::*;
 /// A request: its operation, its cost, and under which id.
 type Asked = (Op, u64, Option<u128>);
 
-/// The ids of a reservation that was made before, and of one whose request is under way.
+/// The ids of a reservation that was made before, and of one whose request is in flight.
 const MADE: Option<u128> = Some(7);
 const NEW: Option<u128> = Some(8);
 
@@ -60,7 +60,7 @@ enum Held {
     Coming,
 }
 
-/// What becomes of it.
+/// What happens to it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Finish {
     Released,

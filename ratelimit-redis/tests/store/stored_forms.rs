@@ -114,7 +114,7 @@ fn stored(server: &RedisServer, client: &mut RespClient, mode: &str) -> Vec<Stri
     commands.collect()
 }
 
-/// What a request of these words is told, a part for each limit.
+/// The decision on a request of these words, a part for each limit.
 async fn decided(
     store: &impl Store<AnyAlgorithm>,
     limits: &[Limit<AnyAlgorithm>],
