@@ -14,11 +14,8 @@ use ratelimit_core::{
 use ratelimit_memory::MemoryStore;
 use ratelimit_testkit::{
     AlsoSync, ByOwnClock, Harness, Property, StoreClock, algorithm_conformance, conformance,
-    regression,
+    failed_once, regression,
 };
-
-#[path = "../../ratelimit-testkit/tests/laws/failed_once.rs"]
-mod failed_once;
 
 /// How many calls may pass until all expired states are gone. Each sweeps two slots of one of four
 /// shards, and three of the smallest table's 512 buckets; no law makes more than a few dozen keys.
@@ -89,7 +86,7 @@ conformance!(memory_own_clock, ByOwnClock<AlsoSync<InMemory<AnyAlgorithm>>>);
 
 #[test]
 fn cases_that_failed_once() {
-    for (property, case) in failed_once::cases() {
+    for (property, case) in failed_once() {
         regression::<InMemory<AnyAlgorithm>>(property, &case);
         // A clock that goes back finds expired states freed, which the algorithm alone does not
         // know.

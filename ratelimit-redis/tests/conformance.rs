@@ -6,13 +6,13 @@
 use std::sync::OnceLock;
 
 use ratelimit_core::algorithm::AnyState;
-use ratelimit_testkit::{Capability, Harness, conformance, limit_in_words, regression};
+use ratelimit_testkit::{
+    Capability, Harness, conformance, failed_once, limit_in_words, regression,
+};
 
 #[path = "common/mod.rs"]
 #[macro_use]
 mod common;
-#[path = "../../ratelimit-testkit/tests/laws/failed_once.rs"]
-mod failed_once;
 
 use common::prelude::*;
 
@@ -141,7 +141,7 @@ fn is_decided_by_multi(algorithm: &str) -> bool {
 fn cases_that_failed_once() {
     use by_redis::{ClusterCas, ClusterLua, StandaloneCas, StandaloneLua, StandaloneMulti};
 
-    for (property, case) in failed_once::cases() {
+    for (property, case) in failed_once() {
         regression::<StandaloneLua>(property, &case);
         regression::<StandaloneCas>(property, &case);
         // What lies in several slots takes another way.

@@ -8,6 +8,7 @@
 //! | `TlsServer` (feature `tls`) | a server with certificates of its own |
 //! | [`ServerClock`] | a server whose clock the test sets |
 //! | [`FaultProxy`] | a network that fails on purpose |
+//! | `chromium`, `contrast` (feature `browser`) | a browser that looks at pages |
 //! | [`RespClient`] | commands to a server, without a client crate |
 //!
 //! A server that does not start panics, or returns the reason and the remedy.
@@ -21,8 +22,12 @@
     reason = "this crate runs in tests, where a panic reports a failure"
 )]
 
+#[cfg(feature = "browser")]
+pub mod chromium;
 mod clock;
 mod cluster;
+#[cfg(feature = "browser")]
+pub mod contrast;
 mod keeper;
 mod port;
 mod proxy;

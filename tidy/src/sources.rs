@@ -61,3 +61,21 @@ fn comments_are_as_wide_as_code() {
     let example = format!("/// ```\n/// {}\n/// ```", "a".repeat(MAX_COLUMNS));
     assert_eq!(too_wide(&File::new("a.rs", &example)).len(), 0);
 }
+
+/// A path to a file of another crate, or from its tests to its examples at most.
+fn through_a_wall(file: &File) -> Vec<String> {
+    let crate_of = |path: &str| path.split('/').next().unwrap_or_default().to_owned();
+    let mut folder: Vec<_> = file.path.split('/').collect();
+    folder.pop();
+    let paths = file.text.lines().filter_map(|line| line.trim().strip_prefix("#[path = \""));
+    let leaves = paths.filter(|path| path.split("../").count() > folder.len());
+    leaves.map(|path| format!("{}: {path} leaves {}", file.path, crate_of(&file.path))).collect()
+}
+
+#[test]
+fn no_crate_takes_a_file_of_another() {
+    assert_none(files("", &["rs"]).iter().flat_map(through_a_wall));
+    let file = |path: &str| File::new("a/tests/b/main.rs", &format!("#[path = \"{path}\"]"));
+    assert_eq!(through_a_wall(&file("../../examples/c.rs")).len(), 0);
+    assert_eq!(through_a_wall(&file("../../../b/c.rs")).len(), 1);
+}

@@ -8,8 +8,8 @@ use std::process::Command;
 
 use serde_json::{Value, json};
 
-use crate::chromium::{self, Chromium};
 use crate::common::{Scene, example, limit, workspace};
+use ratelimit_servers::chromium::{self, Chromium};
 
 /// What is wrong with the page: what scrolls sideways, unless it is folded away, and what someone
 /// lacks who does not see it.

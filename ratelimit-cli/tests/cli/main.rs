@@ -2,10 +2,8 @@
 #![allow(missing_docs, clippy::expect_used)]
 
 mod browser;
-mod chromium;
 mod commands;
 mod common;
-mod contrast;
 mod decisions;
 #[cfg(all(feature = "fred", feature = "redis"))]
 mod json;

@@ -8,7 +8,7 @@ use std::sync::LazyLock;
 use serde_json::{Value, json};
 
 use crate::common::{BUCKET, Scene, example, json_lines, limit};
-use crate::contrast::stand_out;
+use ratelimit_servers::contrast::stand_out;
 
 static POLICY: LazyLock<String> = LazyLock::new(|| {
     limit("per-ip", "ip", "gcra 1/s", "burst = 4")

@@ -25,7 +25,7 @@ use tokio::task::yield_now;
 
 pub(crate) type Memory = MemoryStore<AnyAlgorithm, ManualClock>;
 
-pub(crate) use crate::simulation::shared::BEGIN;
+pub(crate) use ratelimit_simulation::BEGIN;
 pub(crate) const ID: ReservationId = ReservationId::new(42);
 pub(crate) const NODES: NonZeroU64 = NonZeroU64::new(3).expect("some");
 /// How long an open breaker waits before it probes, unless that is set.

@@ -19,4 +19,3 @@ mod reload;
 mod repeats;
 mod reported;
 mod servers;
-mod simulation;

@@ -19,7 +19,6 @@ mod calls;
 mod cas;
 mod dropped;
 mod ends;
-mod faulty_rounds;
 mod foreign;
 mod given_clients;
 mod heal;

@@ -1,7 +1,7 @@
 //! Requests that share calls while tasks drop others and the network fails.
 
 use crate::common::prelude::*;
-use crate::faulty_rounds::{FaultyRounds, MOST_REQUESTS};
+use ratelimit_simulation::{FaultyRounds, MOST_REQUESTS};
 
 async fn an_order_explains_all_answers_while_others_are_dropped(client: Client) {
     let (server, proxy) = proxied();

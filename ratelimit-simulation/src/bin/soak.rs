@@ -24,18 +24,9 @@ use ratelimit_core::{ManualClock, Timestamp};
 use ratelimit_memory::MemoryStore;
 use ratelimit_redis::RedisStore;
 use ratelimit_servers::{FaultProxy, RedisServer};
+use ratelimit_simulation::{FaultyRounds, RoundsOutcome};
 use ratelimit_testkit::{ConcurrentRun, limit_in_words};
 use tokio::task::JoinSet;
-
-#[allow(
-    dead_code,
-    unreachable_pub,
-    reason = "what the tests of the Redis store run a few rounds of"
-)]
-#[path = "../../../ratelimit-redis/tests/store/faulty_rounds.rs"]
-mod faulty_rounds;
-
-use faulty_rounds::{FaultyRounds, RoundsOutcome};
 
 const PARTS: [&str; 3] = ["memory", "redis", "faults"];
 /// How many histories grow at the same time on a server.

@@ -11,12 +11,11 @@ use ratelimit_core::{
     AnyAlgorithm, DynStore, ErrorKind, Limit, ReservationId, Store, StoreError, Timestamp,
 };
 use ratelimit_redis::{Cas, RedisStore};
-use ratelimit_simulation::{Faults, ModelConnection, ModelServer, Network, may_repeat};
+use ratelimit_simulation::{BEGIN, Faults, ModelConnection, ModelServer, Network, may_repeat};
 use ratelimit_testkit::{Event, History};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, timeout};
 
-use crate::shared::BEGIN;
 use crate::{Counts, TICK, befall, chance, simulate};
 
 const KEYS: [&str; 2] = ["hot", "other"];

@@ -12,11 +12,10 @@ use std::time::Duration;
 
 use fastrand::Rng;
 use ratelimit_core::{AnyAlgorithm, Limits, OnOutage, ReservationId, Timestamp};
-use ratelimit_simulation::{Faults, ModelServer, Network};
+use ratelimit_simulation::{BEGIN, Faults, ModelServer, Network};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
-use crate::shared::BEGIN;
 use crate::{Counts, simulate};
 use node::{Record, Recorded, disturb, node};
 

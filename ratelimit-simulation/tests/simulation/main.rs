@@ -3,12 +3,11 @@
 //! `RATELIMIT_SIMULATION_SEEDS=7`, `=1,5,9` or `=0..500` chooses other seeds.
 #![allow(clippy::expect_used, clippy::panic, missing_docs, reason = "tests")]
 
+mod allotments;
 mod conformance;
 mod exact;
 mod fleet;
 mod servers;
-#[path = "../../../ratelimit-layers/tests/layers/simulation/shared.rs"]
-mod shared;
 mod way;
 
 use std::collections::BTreeMap;
@@ -17,8 +16,7 @@ use std::ops::Range;
 use std::sync::Mutex;
 use std::time::Duration;
 
-use ratelimit_simulation::{ModelServer, Network};
-use shared::by_each_seed;
+use ratelimit_simulation::{BEGIN, ModelServer, Network, by_each_seed};
 use tokio::runtime::Builder;
 use tokio::time::sleep;
 
@@ -121,10 +119,8 @@ fn a_server_that_forgets_what_it_wrote_is_caught() {
 fn a_server_that_is_away_takes_away_its_own_keys_only() {
     for away in 0..3 {
         let [its, others] = simulate(away as u64, async {
-            let network = Network::new(
-                (0..3).map(|_| ModelServer::new(shared::BEGIN.as_us(), 0)).collect(),
-                7,
-            );
+            let network =
+                Network::new((0..3).map(|_| ModelServer::new(BEGIN.as_us(), 0)).collect(), 7);
             servers::run(&network, away).await
         });
         assert!(its > 50 && others > 150, "{its} {others}");

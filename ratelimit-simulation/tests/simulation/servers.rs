@@ -7,9 +7,8 @@ use ratelimit_core::store::{Batch, Check, Op};
 use ratelimit_core::{AnyAlgorithm, Gcra, Limit, Limits, OnOutage, RateLimiter, Source, Store};
 use ratelimit_layers::Fallback;
 use ratelimit_redis::RedisStore;
-use ratelimit_simulation::{ModelConnection, ModelServer, Network};
+use ratelimit_simulation::{BEGIN, ModelConnection, ModelServer, Network};
 
-use crate::shared::BEGIN;
 use crate::simulate;
 
 /// Asks about many keys: those of an unreachable server are decided by the fallback, and no others.

@@ -8,7 +8,6 @@ mod budgets;
 mod capabilities;
 mod changed_numbers;
 mod documents;
-mod failed_once;
 mod linearizability;
 mod months;
 mod oracle;

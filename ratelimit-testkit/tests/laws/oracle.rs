@@ -5,10 +5,8 @@ use std::time::Duration;
 use ratelimit_core::algorithm::AnyState;
 use ratelimit_core::{AnyAlgorithm, Limit};
 use ratelimit_testkit::{
-    Capability, Harness, NaiveStore, Property, StoreClock, conformance, regression,
+    Capability, Harness, NaiveStore, Property, StoreClock, conformance, failed_once, regression,
 };
-
-use crate::failed_once;
 
 /// The oracle has neither a clock nor states, only histories, so comparisons of stored states do
 /// not apply. Nor does it support reservations.
@@ -46,7 +44,7 @@ conformance!(oracle, Oracle);
 
 #[test]
 fn cases_that_failed_once() {
-    for (property, case) in failed_once::cases() {
+    for (property, case) in failed_once() {
         if property == Property::Agrees && !case.contains(" under ") {
             regression::<Oracle>(property, &case);
         }

@@ -13,7 +13,7 @@ use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep};
 
 use crate::common::{ask, limit, operate};
-use crate::simulation::shared::SimulatedClock;
+use ratelimit_simulation::SimulatedClock;
 
 const TASKS: u64 = 200;
 const LASTS: Duration = Duration::from_secs(2);

@@ -5,13 +5,9 @@ use std::time::Duration;
 use ratelimit_layers::DenialCache;
 use ratelimit_redis::{Client, RedisStore};
 use ratelimit_servers::{FaultProxy, RedisServer};
+use ratelimit_simulation::FaultyRounds;
 
 use super::PATIENCE;
-use faulty_rounds::FaultyRounds;
-
-#[allow(dead_code, unreachable_pub, reason = "of the tests of Redis")]
-#[path = "../../../../ratelimit-redis/tests/store/faulty_rounds.rs"]
-mod faulty_rounds;
 
 #[tokio::test]
 async fn an_order_explains_all_answers_of_a_cache() {

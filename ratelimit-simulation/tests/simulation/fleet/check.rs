@@ -14,14 +14,13 @@ use ratelimit_core::{
     Verdict,
 };
 use ratelimit_redis::RedisStore;
-use ratelimit_simulation::{Faults, ModelConnection};
+use ratelimit_simulation::{Faults, ModelConnection, widen};
 use ratelimit_testkit::Admissions;
 use tokio::time::sleep;
 
 use super::node::Record;
 use super::{World, caller};
 use crate::Counts;
-use crate::shared::widen;
 
 impl World {
     /// After the faults, the store decides every request again, and after the longest recovery each

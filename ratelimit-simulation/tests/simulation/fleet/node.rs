@@ -19,14 +19,13 @@ use ratelimit_core::{
 };
 use ratelimit_layers::{Allotments, DenialCache, Fallback, OnRecovery};
 use ratelimit_redis::RedisStore;
-use ratelimit_simulation::ModelConnection;
+use ratelimit_simulation::{ModelConnection, SimulatedClock};
 use ratelimit_tower::{RateLimitLayer, Waiter, header};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, timeout};
 use tower::{Layer, ServiceExt};
 
 use super::{DEADLINE, FALLBACK_DEADLINE, MAX_WAIT, TENANT, World, caller};
-use crate::shared::SimulatedClock;
 use crate::{TICK, befall, chance};
 
 const PROBE_AFTER: Duration = Duration::from_millis(200);

@@ -2,8 +2,8 @@
 
 use std::collections::BTreeSet;
 
-use crate::contrast::stand_out;
 use crate::{Error, chapters};
+use ratelimit_servers::contrast::stand_out;
 
 #[test]
 fn the_committed_drawings_are_those_that_the_program_writes() -> Result<(), Error> {

@@ -3,11 +3,7 @@
 
 #![allow(clippy::expect_used, clippy::unwrap_used, clippy::panic)]
 
-#[path = "../../../../../ratelimit-cli/tests/cli/chromium.rs"]
-mod chromium;
 mod clocks;
-#[path = "../../../../../ratelimit-cli/tests/cli/contrast.rs"]
-mod contrast;
 mod images;
 mod keys;
 mod on_redis;

@@ -10,8 +10,8 @@ use pulldown_cmark::{Options, Parser, html};
 use serde_json::json;
 use walkdir::WalkDir;
 
-use crate::chromium::{self, Chromium};
 use crate::{Error, chapter, chapters};
+use ratelimit_servers::chromium::{self, Chromium};
 
 /// Tables and programs scroll in their boxes, as in mdBook.
 const PLAIN: &str = "<!doctype html><meta charset=utf-8><style>

@@ -4,10 +4,12 @@
 //! `failed-once.txt` has a blank line between cases. Where a rule was broken on several limits,
 //! each of them stands in place of `BEFORE`, and what it was changed to in place of `AFTER`.
 
-use ratelimit_testkit::Property;
+use crate::Property;
 
-/// Each case on each of its limits, with the property that speaks of it.
-pub(crate) fn cases() -> Vec<(Property, String)> {
+/// The smallest cases on which some store has broken a law, each with the property that it broke,
+/// for [`regression`](crate::regression).
+#[must_use]
+pub fn failed_once() -> Vec<(Property, String)> {
     let mut all = Vec::new();
     for case in include_str!("failed-once.txt").split("\n\n") {
         let property = match case.matches("limit l0:").count() {

@@ -1,9 +1,9 @@
 //! What a run admitted, held against what the algorithm itself admits.
 
 use ratelimit_core::{Algorithm, AnyAlgorithm, Timestamp};
+use ratelimit_simulation::widen;
 
 use super::run::Plan;
-use super::shared::widen;
 
 /// What a run did.
 pub(super) struct Outcome {

@@ -7,10 +7,9 @@
 mod check;
 mod network;
 mod run;
-pub(crate) mod shared;
 
+use ratelimit_simulation::by_each_seed;
 use run::{Kind, Plan, run};
-use shared::by_each_seed;
 
 /// The seeds of a run without a choice: each kind of limit, with and without faults, several times.
 const SEEDS: std::ops::Range<u64> = 0..16;

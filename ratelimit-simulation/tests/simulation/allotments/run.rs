@@ -5,17 +5,18 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use ratelimit_core::store::Batch;
-use ratelimit_core::{AnyAlgorithm, Clock, Limit, Source, Store, Timestamp};
+use ratelimit_core::store::{Batch, Check, Op};
+use ratelimit_core::{AnyAlgorithm, Clock, Limit, Source, Store, SyncStore, Timestamp};
 use ratelimit_layers::Allotments;
 use ratelimit_memory::MemoryStore;
+use ratelimit_simulation::SimulatedClock;
+use ratelimit_testkit::limit_in_words as limit;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, timeout};
 
 use super::check::Outcome;
 use super::network::{DECIDED, Faults, Network, Server};
-use super::shared::SimulatedClock;
-use crate::common::{checks, limit, paused_runtime, remaining};
+use crate::simulate;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
@@ -117,10 +118,10 @@ struct World {
 
 /// Runs a plan.
 pub(super) fn run(plan: &Plan) -> Outcome {
-    paused_runtime().block_on(simulate(plan.clone()))
+    simulate(plan.seed, fleet(plan.clone()))
 }
 
-async fn simulate(plan: Plan) -> Outcome {
+async fn fleet(plan: Plan) -> Outcome {
     let base = Instant::now();
     let clock = SimulatedClock { base, offset_us: 0, drift_ppm: 0 };
     let random = Mutex::new(fastrand::Rng::with_seed(plan.seed ^ 0x5eed));
@@ -145,7 +146,12 @@ async fn simulate(plan: Plan) -> Outcome {
     // A lifetime, the delay of a task, and a trip later all that was not used is back.
     let back = 2 * Duration::from_millis(world.plan.faults.way_ms + 1);
     sleep(Duration::from_micros(world.plan.lifetime_us) + back).await;
-    let left = world.limits.iter().map(|limit| remaining(&server.store, limit, KEY)).collect();
+    let left = |limit| {
+        let check = Check { limit, key: KEY, cost: 0 };
+        let peek = server.store.apply_now(&Batch::one(&check).op(Op::Peek));
+        peek.expect("decides").remaining()
+    };
+    let left = world.limits.iter().map(left).collect();
     let (end, mut late) = (clock.now(), 0);
     for node in &nodes {
         let before = node.counts();
@@ -213,7 +219,8 @@ async fn caller(world: Arc<World>, store: Nodes) {
             (random.u64(1..20), pause_ms, random.u64(1..4), random.u64(0..30))
         };
         for _ in 0..burst {
-            let checks = checks(&world.limits, KEY, cost);
+            let check = |limit| Check { limit, key: KEY, cost };
+            let checks: Vec<_> = world.limits.iter().map(check).collect();
             let batch = Batch::new(&checks).expect("distinct");
             let asked = DECIDED.scope(Cell::new(Timestamp::ZERO), async {
                 let said = store.apply(&batch).await;

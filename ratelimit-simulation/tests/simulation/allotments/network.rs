@@ -6,16 +6,42 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use ratelimit_core::store::{Batch, Check, Op};
-use ratelimit_core::{AnyAlgorithm, Clock, ErrorKind, Limit, Store, SyncStore, Timestamp, Verdict};
+use ratelimit_core::{
+    AnyAlgorithm, Clock, ErrorKind, Limit, Refusal, Store, StoreError, SyncStore, Timestamp,
+    Verdict,
+};
 use ratelimit_memory::{MemoryError, MemoryStore};
 use tokio::sync::oneshot;
 use tokio::time::{Instant, sleep, timeout_at};
 
-use super::shared::SimulatedClock;
-use crate::common::FakeError;
+use ratelimit_simulation::SimulatedClock;
 
 /// How long a call lasts at most.
 const DEADLINE: Duration = Duration::from_millis(300);
+
+/// Why a node has no answer.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum NetworkError {
+    #[error(transparent)]
+    Refused(#[from] MemoryError),
+    #[error("{0:?}")]
+    Failed(ErrorKind),
+}
+
+impl From<Refusal> for NetworkError {
+    fn from(refusal: Refusal) -> Self {
+        MemoryError::from(refusal).into()
+    }
+}
+
+impl StoreError for NetworkError {
+    fn kind(&self) -> ErrorKind {
+        match self {
+            Self::Refused(error) => error.kind(),
+            Self::Failed(kind) => *kind,
+        }
+    }
+}
 
 tokio::task_local! {
     /// When the server decided the last request of this task.
@@ -96,23 +122,23 @@ impl Network {
 }
 
 impl Store<AnyAlgorithm> for Network {
-    type Error = FakeError;
+    type Error = NetworkError;
 
-    async fn apply(&self, batch: &Batch<'_, AnyAlgorithm>) -> Result<Verdict, FakeError> {
+    async fn apply(&self, batch: &Batch<'_, AnyAlgorithm>) -> Result<Verdict, NetworkError> {
         let server = &self.server;
         if !self.is_up.load(Ordering::SeqCst) || server.happens(server.faults.unsent) {
-            return Err(FakeError::Fails(ErrorKind::Unavailable));
+            return Err(NetworkError::Failed(ErrorKind::Unavailable));
         }
         let deadline = Instant::now() + DEADLINE;
         let told = self.send(batch);
         let Ok(Ok((said, decided))) = timeout_at(deadline, told).await else {
             tokio::time::sleep_until(deadline).await;
-            return Err(FakeError::Fails(ErrorKind::Indeterminate));
+            return Err(NetworkError::Failed(ErrorKind::Indeterminate));
         };
         if batch.operation() == Op::Acquire {
             // Settlements run in tasks of their own.
             let _ = DECIDED.try_with(|last| last.set(decided));
         }
-        said.map_err(FakeError::Memory)
+        said.map_err(NetworkError::Refused)
     }
 }

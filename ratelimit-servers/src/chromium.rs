@@ -35,20 +35,20 @@ const COLOURS: &str = r#"(async (picture) => {
 })"#;
 
 /// A running browser with one page. It ends when it is dropped.
-pub(crate) struct Chromium {
+pub struct Chromium {
     child: Child,
     stdin: ChildStdin,
     messages: Receiver<Value>,
     session: Option<String>,
     last_id: u64,
     /// What the page has told without being asked.
-    pub(crate) events: Vec<Value>,
+    pub events: Vec<Value>,
     _profile: TempDir,
 }
 
 /// The browser that `RATELIMIT_CHROMIUM` names, or one on `PATH`. Without one, a line says that the
 /// test is skipped.
-pub(crate) fn find_browser() -> Option<PathBuf> {
+pub fn find_browser() -> Option<PathBuf> {
     let told = env::var_os("RATELIMIT_CHROMIUM").map(PathBuf::from);
     let path = env::var_os("PATH").unwrap_or_default();
     let names = ["chromium", "chromium-browser", "google-chrome"];
@@ -63,7 +63,8 @@ pub(crate) fn find_browser() -> Option<PathBuf> {
 }
 
 impl Chromium {
-    pub(crate) fn start(program: &PathBuf) -> Self {
+    /// Starts the program.
+    pub fn start(program: &PathBuf) -> Self {
         let profile = TempDir::new().expect("a directory");
         // The browser reads its third file and writes its fourth.
         let script = "exec \"$0\" \"$@\" 3<&0 4>&1 </dev/null >/dev/null 2>/dev/null";
@@ -109,7 +110,7 @@ impl Chromium {
     }
 
     /// Sends a command and returns its result.
-    pub(crate) fn ask(&mut self, method: &str, params: &Value) -> Value {
+    pub fn ask(&mut self, method: &str, params: &Value) -> Value {
         self.last_id += 1;
         let id = self.last_id;
         let mut command = json!({ "id": id, "method": method, "params": params });
@@ -133,7 +134,7 @@ impl Chromium {
 
     /// Opens a page light and dark, narrow and wide, and looks at it each time: what it looks like
     /// counts if that says so.
-    pub(crate) fn open_each_way(&mut self, url: &str, look: impl Fn(&mut Self, &str) -> bool) {
+    pub fn open_each_way(&mut self, url: &str, look: impl Fn(&mut Self, &str) -> bool) {
         for (scheme, width) in [("light", 360), ("light", 1_280), ("dark", 360), ("dark", 1_280)] {
             let shown = format!("{url}, {scheme}, {width} px");
             let size =
@@ -157,7 +158,7 @@ impl Chromium {
     }
 
     /// The value of a JavaScript expression in the page.
-    pub(crate) fn evaluate(&mut self, expression: &str) -> Value {
+    pub fn evaluate(&mut self, expression: &str) -> Value {
         let params =
             json!({ "expression": expression, "returnByValue": true, "awaitPromise": true });
         let answer = self.ask("Runtime.evaluate", &params);

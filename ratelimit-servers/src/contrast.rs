@@ -12,7 +12,7 @@ fn luminance(colour: &str) -> f64 {
 
 /// Checks that each pair of a style's colours, which it names as `--ink: #1f2933`, has at least
 /// this contrast.
-pub(crate) fn stand_out(style: &str, pairs: &[(&str, &str, f64)]) {
+pub fn stand_out(style: &str, pairs: &[(&str, &str, f64)]) {
     let colour = |name: &str| {
         let (_, rest) = style.split_once(&format!("--{name}: ")).expect(name);
         luminance(&rest[..7])

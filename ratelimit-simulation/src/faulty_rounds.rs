@@ -1,7 +1,6 @@
 //! Random requests, of which tasks drop some and whose network fails in every second round: a
 //! sequential order explains every answer, and what was charged. So none is admitted above the
-//! limit, and none is denied that fits. The tests of `ratelimit-layers` run the same on a store
-//! around this one.
+//! limit, and none is denied that fits. They run on a real server, in real time.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
@@ -20,15 +19,19 @@ const ROUNDS: usize = 48;
 /// been charged at any time after, or never.
 const TASKS: usize = 4;
 const REQUESTS: usize = 5;
-/// Each round ends with a peek at each limit of each key.
-pub(crate) const MOST_REQUESTS: usize = ROUNDS * (TASKS * REQUESTS + 4);
+/// The most requests of all rounds: each ends with a peek at each limit of each key.
+pub const MOST_REQUESTS: usize = ROUNDS * (TASKS * REQUESTS + 4);
 
 /// The place of a limit, that of a key, and a cost.
 type Ask = (usize, usize, u64);
 
-pub(crate) struct FaultyRounds<S> {
-    pub(crate) store: S,
-    pub(crate) proxy: FaultProxy,
+/// Rounds of random requests to a store, over a network that fails.
+#[derive(Debug)]
+pub struct FaultyRounds<S> {
+    /// The store, whose connections go through the proxy.
+    pub store: S,
+    /// The network.
+    pub proxy: FaultProxy,
     /// Whether the network fails, and tasks drop requests.
     is_faulty: bool,
     limits: [Limit<AnyAlgorithm>; 2],
@@ -39,12 +42,12 @@ pub(crate) struct FaultyRounds<S> {
 
 impl<S: Store<AnyAlgorithm> + Send + Sync + 'static> FaultyRounds<S> {
     /// Of a store behind this proxy.
-    pub(crate) fn new(store: S, proxy: FaultProxy) -> Arc<Self> {
+    pub fn new(store: S, proxy: FaultProxy) -> Arc<Self> {
         Self::disturbed(store, proxy, true)
     }
 
     /// Of a store whose proxy fails, or does not.
-    pub(crate) fn disturbed(store: S, proxy: FaultProxy, is_faulty: bool) -> Arc<Self> {
+    pub fn disturbed(store: S, proxy: FaultProxy, is_faulty: bool) -> Arc<Self> {
         let calendar = Calendar::now();
         let limit = |name, count| {
             let policy = format!("fixed-window {}", calendar.rate(count)).parse();
@@ -153,7 +156,7 @@ impl<S: Store<AnyAlgorithm> + Send + Sync + 'static> FaultyRounds<S> {
     ///
     /// # Errors
     /// A round whose answers no order explains.
-    pub(crate) async fn run(
+    pub async fn run(
         self: &Arc<Self>,
         rounds: impl Iterator<Item = usize>,
     ) -> Result<RoundsOutcome, String> {
@@ -182,7 +185,7 @@ impl<S: Store<AnyAlgorithm> + Send + Sync + 'static> FaultyRounds<S> {
     }
 
     /// Runs all rounds, with enough faults.
-    pub(crate) async fn are_explained(self: &Arc<Self>) {
+    pub async fn are_explained(self: &Arc<Self>) {
         let RoundsOutcome { unknown, unused, undecided, .. } =
             self.run(0..ROUNDS).await.unwrap_or_else(|broken| panic!("{broken}"));
         let faults = (self.proxy.swallowed(), self.proxy.requests_cut());
@@ -197,15 +200,17 @@ impl<S: Store<AnyAlgorithm> + Send + Sync + 'static> FaultyRounds<S> {
 
 /// What rounds showed.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct RoundsOutcome {
-    pub(crate) rounds: usize,
-    pub(crate) decisions: usize,
+pub struct RoundsOutcome {
+    /// How many rounds ran.
+    pub rounds: usize,
+    /// Requests with an answer.
+    pub decisions: usize,
     /// Requests without an answer.
-    pub(crate) unknown: usize,
+    pub unknown: usize,
     /// Cost that requests without an answer did not charge.
     unused: u64,
     /// Rounds that the search did not explain within its steps.
-    pub(crate) undecided: usize,
+    pub undecided: usize,
 }
 
 async fn pass(turns: usize) {

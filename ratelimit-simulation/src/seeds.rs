@@ -10,10 +10,11 @@ use std::thread;
 use ratelimit_core::{AnyAlgorithm, Clock, Gcra, Timestamp};
 use tokio::time::Instant;
 
-pub(crate) const BEGIN: Timestamp = Timestamp::saturating_from_us(1_795_218_392_123_456);
+/// When simulated time begins.
+pub const BEGIN: Timestamp = Timestamp::saturating_from_us(1_795_218_392_123_456);
 
 /// Runs something by each seed that the environment chooses, on each processor some of them.
-pub(crate) fn by_each_seed(otherwise: Range<u64>, run: impl Fn(u64) + Sync) {
+pub fn by_each_seed(otherwise: Range<u64>, run: impl Fn(u64) + Sync) {
     let (seeds, next) = (&seeds(otherwise), &AtomicUsize::new(0));
     let runs = || {
         while let Some(seed) = seeds.get(next.fetch_add(1, Ordering::Relaxed)) {
@@ -41,10 +42,13 @@ fn seeds(otherwise: Range<u64>) -> Vec<u64> {
 
 /// A clock over tokio's time, which may be off and drift.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct SimulatedClock {
-    pub(crate) base: Instant,
-    pub(crate) offset_us: u64,
-    pub(crate) drift_ppm: i64,
+pub struct SimulatedClock {
+    /// When it showed [`BEGIN`], but for its offset.
+    pub base: Instant,
+    /// By how much it is fast.
+    pub offset_us: u64,
+    /// By how many millionths it runs faster.
+    pub drift_ppm: i64,
 }
 
 impl Clock for SimulatedClock {
@@ -58,7 +62,8 @@ impl Clock for SimulatedClock {
 
 /// The limit that admits in an interval of length `x` what this one admits in one of length `x +
 /// L`.
-pub(crate) fn widen(limit: &AnyAlgorithm, lifetime_us: u64) -> AnyAlgorithm {
+#[must_use]
+pub fn widen(limit: &AnyAlgorithm, lifetime_us: u64) -> AnyAlgorithm {
     match limit {
         AnyAlgorithm::Gcra(gcra) => {
             let refill = gcra.refill();
