@@ -7,36 +7,56 @@ use core::fmt;
 
 use crate::timestamp::Timestamp;
 
-/// The operation of a batch.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub enum Op {
+/// Writes the enum of operations, with a name for each.
+macro_rules! operations {
+    ($( $(#[$doc:meta])+ $op:ident = $name:literal, )+) => {
+        /// The operation of a batch.
+        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+        pub enum Op {
+            $( $(#[$doc])+ $op, )+
+        }
+
+        impl Op {
+            /// All operations.
+            pub const ALL: &'static [Self] = &[$(Self::$op),+];
+        }
+
+        impl fmt::Display for Op {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str(match self { $( Self::$op => $name, )+ })
+            }
+        }
+    };
+}
+
+operations! {
     /// Charge the cost if it fits every limit, and nothing otherwise.
     #[default]
-    Acquire,
+    Acquire = "acquire",
     /// Decide as [`Op::Acquire`] does, and charge nothing.
-    Peek,
+    Peek = "peek",
     /// Charge the cost even if it does not fit, down to nothing left, or into
     /// [debt](crate::Algorithm::debt).
-    Force,
+    Force = "force",
     /// Give the cost back, up to the capacity. Without an id, a repetition gives it back once more.
-    Refund,
+    Refund = "refund",
     /// Forget the key: full capacity. Without an id, a repetition also forgets what was charged in
     /// between. Reservations stay: settling one below its cost may return capacity that the reset
     /// has already returned.
-    Reset,
+    Reset = "reset",
     /// Settle the reservation under the batch's id at the cost of the checks. A lease ends.
-    Settle,
+    Settle = "settle",
     /// Renew the reservation under the batch's id: it lives longer, and a lease starts again.
     /// Refused if a lease of the batch has ended, because another caller may have its place.
-    Renew,
+    Renew = "renew",
     /// Grow the reservation under the batch's id to the cost of the checks, if what is added fits
     /// every limit; otherwise nothing changes. A reservation of that cost or more stays as it is,
     /// so a repetition charges nothing more. It lives longer, as after [`Op::Renew`]. Leases do not
     /// grow, and are not renewed by it: one that has ended is left out.
-    Extend,
+    Extend = "extend",
     /// Charge until no more remains than the cost of the checks, for a limit of another service,
     /// which says what remains there. Where less remains, nothing changes.
-    Adopt,
+    Adopt = "adopt",
 }
 
 impl Op {
@@ -44,22 +64,6 @@ impl Op {
     #[must_use]
     pub const fn needs_id(self) -> bool {
         matches!(self, Self::Settle | Self::Renew | Self::Extend)
-    }
-}
-
-impl fmt::Display for Op {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Acquire => "acquire",
-            Self::Peek => "peek",
-            Self::Force => "force",
-            Self::Refund => "refund",
-            Self::Reset => "reset",
-            Self::Settle => "settle",
-            Self::Renew => "renew",
-            Self::Extend => "extend",
-            Self::Adopt => "adopt",
-        })
     }
 }
 

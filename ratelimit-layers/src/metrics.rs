@@ -17,7 +17,7 @@ use crate::pace::Pace;
 
 const OUTCOMES: usize = LimitOutcome::ShadowDenied as usize + 1;
 const SOURCES: usize = Source::Allotment as usize + 1;
-const OPS: usize = Op::Adopt as usize + 1;
+const OPS: usize = Op::ALL.len();
 const CHOICES: usize = OnOutage::NAMES.len();
 
 /// A store over any other that reports its decisions to the crate `metrics`: by limit and outcome,

@@ -120,9 +120,8 @@ async fn decided(
     limits: &[Limit<AnyAlgorithm>],
     request: &str,
 ) -> String {
-    let ops = [Op::Acquire, Op::Peek, Op::Force, Op::Refund, Op::Settle, Op::Renew, Op::Extend];
     let mut words = request.split(' ');
-    let op = words.next().and_then(|name| ops.iter().find(|op| op.to_string() == name));
+    let op = words.next().and_then(|name| Op::ALL.iter().find(|op| op.to_string() == name));
     let mut number = || words.next().and_then(|word| word.parse::<u64>().ok()).expect(request);
     let (cost, after_us) = (number(), number());
     let checks: Vec<_> = limits.iter().map(|limit| Check { limit, key: "alice", cost }).collect();

@@ -27,8 +27,8 @@ impl Scope {
         instances.retain(|instance| able.can_keep(instance));
         let several_keys = able.can(Capability::SeveralKeys);
         if self != Self::Reservations {
-            let ops = [Op::Acquire, Op::Peek, Op::Force, Op::Refund, Op::Adopt, Op::Reset];
-            let ops = ops.into_iter().filter(|op| able.can_do(*op)).map(|op| (op, None));
+            let can = |op: &Op| !op.needs_id() && able.can_do(*op);
+            let ops = Op::ALL.iter().copied().filter(can).map(|op| (op, None));
             let mut traces = vec![long(&instances, ops)];
             traces.extend(Some(denied_by_one(&instances)).filter(|_| several_keys));
             return traces;

@@ -143,18 +143,7 @@ fn read_request<A: Algorithm>(line: &str, limits: &[Limit<A>]) -> Result<TraceRe
 }
 
 fn read_op(word: &str) -> Option<Op> {
-    let ops = [
-        Op::Acquire,
-        Op::Peek,
-        Op::Force,
-        Op::Refund,
-        Op::Reset,
-        Op::Settle,
-        Op::Renew,
-        Op::Extend,
-        Op::Adopt,
-    ];
-    ops.into_iter().find(|op| op.to_string() == word)
+    Op::ALL.iter().copied().find(|op| op.to_string() == word)
 }
 
 /// The rest of a line.
