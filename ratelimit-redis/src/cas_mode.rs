@@ -27,12 +27,13 @@ use ratelimit_core::algorithm::Write;
 use ratelimit_core::store::{Batch, Check, Now, Op, Reservation, Snapshot, States, decide};
 use ratelimit_core::{Algorithm, Limit, Timestamp, Verdict};
 
-use crate::codec::{Codec, newest_us};
+use crate::codec::Codec;
 use crate::concurrent::all;
 use crate::connection::{Argument, Connection, Reply, TryAgain, slot};
 use crate::deadline::Deadline;
 use crate::error::{LEFT, REMOVED, RedisError, Result};
 use crate::mode::Cas;
+use crate::program::newest_us;
 use crate::reservation;
 use crate::rounds::Rounds;
 use crate::script::Script;

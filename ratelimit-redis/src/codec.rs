@@ -1,16 +1,11 @@
 //! [`Codec`]: a state as bytes, for the compare-and-set mode.
 
-use ratelimit_core::Timestamp;
-use ratelimit_core::algorithm::{
-    AnyState, BucketedWindowState, ConcurrencyState, FirstRequestState, FixedWindowState,
-    GcraState, SlidingCounterState, SlidingLogState, WindowLogState,
-};
-
 mod numbers;
 mod stack;
 mod window_log;
 
-pub(crate) use numbers::{Numbers, parsed};
+pub(crate) use numbers::{Numbers, decode_numbers, encode_numbers, in_fields, parsed};
+pub(crate) use stack::parts;
 
 /// A state that can be stored as bytes.
 ///
@@ -41,80 +36,6 @@ pub trait Codec: Sized {
     fn decode(bytes: &[u8]) -> Option<Self>;
 }
 
-/// A built-in state is text: the algorithm's name and its [`Numbers`]; in a window log, metadata as
-/// well. Each row says when the newest charge of a state was made.
-macro_rules! built_in {
-    ($($variant:ident of $state:ty as $name:literal, newest $newest:expr),+ $(,)?) => {
-        $(
-            impl Codec for $state {
-                fn encode(&self) -> Vec<u8> {
-                    numbers::encode($name, self)
-                }
-
-                fn decode(bytes: &[u8]) -> Option<Self> {
-                    numbers::decode($name, bytes)
-                }
-            }
-        )+
-
-        impl Codec for AnyState {
-            fn encode(&self) -> Vec<u8> {
-                match self {
-                    $( Self::$variant(state) => state.encode(), )+
-                    Self::WindowLog(state) => state.encode(),
-                }
-            }
-
-            fn decode(bytes: &[u8]) -> Option<Self> {
-                let log = WindowLogState::decode(bytes).map(Self::WindowLog);
-                log$( .or_else(|| <$state>::decode(bytes).map(Self::$variant)) )+
-            }
-        }
-
-        /// When the newest charge was made of a state that is these numbers, in any mode; `None`
-        /// for an algorithm that is not built in.
-        pub(crate) fn newest_of(name: &str, numbers: &[u64]) -> Option<u64> {
-            match name {
-                $( $name => {
-                    let newest: fn($state) -> Option<Timestamp> = $newest;
-                    // In a script's buckets, a total stands before them.
-                    let state = Numbers::of(numbers).or_else(|| Numbers::of(numbers.get(1..)?));
-                    newest(state?).map(Timestamp::as_us)
-                } )+
-                _ => None,
-            }
-        }
-    };
-}
-
-// `AnyState` has a variant for each algorithm, so the compiler asks for its row.
-built_in!(
-    Gcra of GcraState as "gcra", newest |state| Some(state.timestamp),
-    FixedWindow of FixedWindowState as "fixed-window", newest |state| Some(state.start),
-    FirstRequestWindow of FirstRequestState as "first-request-window",
-        newest |state| Some(state.start),
-    BucketedWindow of BucketedWindowState as "bucketed-window",
-        newest |state| Some(state.buckets.last()?.start),
-    SlidingCounter of SlidingCounterState as "sliding-counter", newest |state| Some(state.start),
-    SlidingLog of SlidingLogState as "sliding-log",
-        newest |state| Some(state.entries.last()?.timestamp),
-    Concurrency of ConcurrencyState as "concurrency",
-        newest |state| Some(state.entries.last()?.timestamp),
-);
-
-/// When the newest charge was made of an encoded state; `None` for an algorithm that is not built
-/// in.
-pub(crate) fn newest_us(state: &[u8]) -> Option<u64> {
-    if let Some(states) = stack::parts(state) {
-        return states.into_iter().flatten().filter_map(|(_, state)| newest_us(state)).max();
-    }
-    if let Some(log) = WindowLogState::decode(state) {
-        return Some(log.entries.last().map_or(log.start, |entry| entry.timestamp).as_us());
-    }
-    let name = state.split(|byte| *byte == b' ').next()?;
-    newest_of(std::str::from_utf8(name).ok()?, &parsed(state.get(name.len() + 1..)?)?)
-}
-
 pub(crate) fn number(digits: &[u8]) -> Option<u64> {
     std::str::from_utf8(digits).ok()?.parse().ok()
 }
@@ -138,7 +59,10 @@ mod tests {
     use super::*;
     use proptest::collection::vec;
     use proptest::prelude::*;
-    use ratelimit_core::algorithm::{LogEntry, StackState, StackedState, WindowEntry};
+    use ratelimit_core::Timestamp;
+    use ratelimit_core::algorithm::{
+        AnyState, ConcurrencyState, LogEntry, StackState, StackedState, WindowEntry, WindowLogState,
+    };
 
     fn timestamps() -> impl Strategy<Value = Timestamp> {
         (0..=Timestamp::MAX.as_us()).prop_map(Timestamp::saturating_from_us)

@@ -134,11 +134,12 @@ impl<A: MultiProgram> Mode<A> for Multi {
             |pairs| pairs.chunks(2).filter_map(counter).map(|(_, it)| it.since.as_us()).collect();
         let in_element: TimesIn =
             |items| items.iter().filter_map(element).map(|(_, it)| it.since.as_us()).collect();
-        let (command, arguments, times) = match limit.split_once('+')?.1 {
-            "counters" => ("HGETALL", &[][..], in_hash),
-            "list" => ("LRANGE", LAST, in_element),
-            "sorted-set" => ("ZRANGE", LAST, in_element),
-            _ => return None,
+        let name = limit.split_once('+')?.1;
+        let storage = EntryStorage::ALL.into_iter().find(|storage| storage.name() == name)?;
+        let (command, arguments, times) = match storage {
+            EntryStorage::Counters => ("HGETALL", &[][..], in_hash),
+            EntryStorage::List => ("LRANGE", LAST, in_element),
+            EntryStorage::SortedSet => ("ZRANGE", LAST, in_element),
         };
         Some(NewestAt { command, arguments, times })
     }

@@ -3,13 +3,8 @@
 //! Every state is a list of entries: a charge, and the time from which it counts. A window is one
 //! entry, a log one per request. A charge adds cost to the newest entry or appends one after it.
 
-use ratelimit_core::algorithm::{
-    AnyState, FirstRequestState, FixedWindowState, LogEntry, SlidingLogState, WindowEntry,
-    WindowLogState,
-};
-use ratelimit_core::{
-    Algorithm, AnyAlgorithm, FirstRequestWindow, FixedWindow, SlidingLog, Timestamp, WindowLog,
-};
+use ratelimit_core::algorithm::WindowEntry;
+use ratelimit_core::{Algorithm, Timestamp};
 
 /// An algorithm that a transaction can decide. A transaction charges whatever it reads, so its
 /// limits have to [count attempts](ratelimit_core::Limit::count_attempts).
@@ -62,6 +57,8 @@ pub enum EntryStorage {
 }
 
 impl EntryStorage {
+    pub(crate) const ALL: [Self; 3] = [Self::Counters, Self::List, Self::SortedSet];
+
     /// The name in keys.
     pub(crate) const fn name(self) -> &'static str {
         match self {
@@ -92,7 +89,8 @@ impl Entry {
     }
 }
 
-fn sum<'e>(entries: impl IntoIterator<Item = &'e Entry>) -> u64 {
+/// What these entries have charged.
+pub(crate) fn sum<'e>(entries: impl IntoIterator<Item = &'e Entry>) -> u64 {
     entries.into_iter().map(|entry| entry.charged.cost).fold(0, u64::saturating_add)
 }
 
@@ -107,107 +105,15 @@ fn begun(entries: &[Entry], window_us: u64) -> Vec<Timestamp> {
 }
 
 /// The start of the last window, and its entries.
-fn last_window(entries: &[Entry], window_us: u64) -> Option<(Timestamp, Vec<&Entry>)> {
+pub(crate) fn last_window(entries: &[Entry], window_us: u64) -> Option<(Timestamp, Vec<&Entry>)> {
     let start = *begun(entries, window_us).last()?;
     Some((start, entries.iter().filter(|entry| entry.since >= start).collect()))
 }
 
-/// A count per window, of which no more counts than the limit.
-macro_rules! counted {
-    ($($algorithm:ident of $state:ident),+) => { $(
-        impl MultiProgram for $algorithm {
-            fn native(&self) -> Option<Native> {
-                let window_us = self.window_us();
-                Some(Native { storage: EntryStorage::Counters, window_us })
-            }
-
-            fn state(&self, entries: &[Entry]) -> Option<$state> {
-                let window_us = self.window_us();
-                let (start, window) = last_window(entries, window_us)?;
-                let count = sum(window).min(self.capacity());
-                Some($state { start, count, ends_us: start.as_us() + window_us })
-            }
-
-            fn newest(&self, state: &$state) -> Option<Entry> {
-                Some(Entry::plain(state.start, state.count))
-            }
-        }
-    )+ };
-}
-
-counted!(FixedWindow of FixedWindowState, FirstRequestWindow of FirstRequestState);
-
-impl MultiProgram for WindowLog {
-    fn native(&self) -> Option<Native> {
-        Some(Native { storage: EntryStorage::List, window_us: self.window_us() })
-    }
-
-    fn state(&self, entries: &[Entry]) -> Option<WindowLogState> {
-        let (start, window) = last_window(entries, self.window_us())?;
-        let entries = window.into_iter().map(|entry| entry.charged.clone()).collect();
-        Some(WindowLogState { start, entries })
-    }
-
-    fn newest(&self, state: &WindowLogState) -> Option<Entry> {
-        Some(Entry { since: state.start, charged: state.entries.last()?.clone() })
-    }
-}
-
-impl MultiProgram for SlidingLog {
-    fn native(&self) -> Option<Native> {
-        Some(Native { storage: EntryStorage::SortedSet, window_us: self.window_us() })
-    }
-
-    /// One log entry per moment, for all its requests. Where newer ones leave no room for an older
-    /// one, it counts no more.
-    fn state(&self, entries: &[Entry]) -> Option<SlidingLogState> {
-        let mut room = self.capacity();
-        let moments = entries.chunk_by(|a, b| a.since == b.since).rev();
-        let kept = moments.map(|moment| {
-            let cost = sum(moment).min(room);
-            room -= cost;
-            LogEntry { timestamp: moment[0].since, cost }
-        });
-        let mut entries: Vec<_> = kept.take_while(|kept| kept.cost > 0).collect();
-        entries.reverse();
-        (!entries.is_empty()).then_some(SlidingLogState { entries })
-    }
-
-    fn newest(&self, state: &SlidingLogState) -> Option<Entry> {
-        state.entries.last().map(|newest| Entry::plain(newest.timestamp, newest.cost))
-    }
-}
-
-/// Implements it for the built-in algorithms that a transaction can decide.
-macro_rules! for_any_algorithm {
-    ($($variant:ident),+) => {
-        impl MultiProgram for AnyAlgorithm {
-            fn native(&self) -> Option<Native> {
-                match self { $( Self::$variant(algorithm) => algorithm.native(), )+ _ => None }
-            }
-
-            fn state(&self, entries: &[Entry]) -> Option<AnyState> {
-                match self {
-                    $( Self::$variant(it) => MultiProgram::state(it, entries).map(Into::into), )+
-                    _ => None,
-                }
-            }
-
-            fn newest(&self, state: &AnyState) -> Option<Entry> {
-                match (self, state) {
-                    $( (Self::$variant(it), AnyState::$variant(state)) => it.newest(state), )+
-                    _ => None,
-                }
-            }
-        }
-    };
-}
-
-for_any_algorithm!(FixedWindow, FirstRequestWindow, WindowLog, SlidingLog);
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use ratelimit_core::WindowLog;
 
     fn at(us: u64) -> Timestamp {
         Timestamp::saturating_from_us(us)

@@ -9,9 +9,9 @@ use smallvec::SmallVec;
 use crate::codec::parsed;
 
 mod built_in;
-mod composed;
+mod stack;
 
-pub(crate) use built_in::BUILT_IN;
+pub(crate) use built_in::{BUILT_IN, newest_of, newest_us};
 
 /// An algorithm with a twin in Lua.
 ///

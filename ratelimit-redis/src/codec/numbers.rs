@@ -4,13 +4,13 @@
 use std::fmt::Write as _;
 
 use ratelimit_core::Timestamp;
-use ratelimit_core::algorithm::{
-    BucketCount, BucketedWindowState, ConcurrencyState, FirstRequestState, FixedWindowState,
-    GcraState, LogEntry, SlidingCounterState, SlidingLogState,
-};
+use ratelimit_core::algorithm::{BucketCount, LogEntry};
 
 /// What is stored as one number after the other.
 pub(crate) trait Numbers: Sized {
+    /// Their names, if each has one.
+    const NAMES: &'static [&'static str] = &[];
+
     /// Adds each number to a text, with a space before it.
     fn put(&self, text: &mut String);
 
@@ -62,39 +62,34 @@ impl<T: Numbers> Numbers for Vec<T> {
 
 /// Stores these fields, in this order.
 macro_rules! in_fields {
-    ($($state:ident { $($field:ident),+ })+) => { $(
-        impl Numbers for $state {
+    ($state:ident { $($field:ident),+ }) => {
+        impl $crate::codec::Numbers for $state {
+            const NAMES: &'static [&'static str] = &[$(stringify!($field)),+];
+
             fn put(&self, text: &mut String) {
                 $( self.$field.put(text); )+
             }
 
             fn take(numbers: &mut &[u64]) -> Option<Self> {
-                Some(Self { $( $field: Numbers::take(numbers)? ),+ })
+                Some(Self { $( $field: $crate::codec::Numbers::take(numbers)? ),+ })
             }
         }
-    )+ };
+    };
 }
+pub(crate) use in_fields;
 
-in_fields!(
-    GcraState { tat_us, surplus, timestamp }
-    FixedWindowState { start, count, ends_us }
-    FirstRequestState { start, count, ends_us }
-    SlidingCounterState { start, previous, current }
-    BucketedWindowState { buckets }
-    BucketCount { start, count }
-    SlidingLogState { entries }
-    ConcurrencyState { entries }
-    LogEntry { timestamp, cost }
-);
+in_fields!(BucketCount { start, count });
+in_fields!(LogEntry { timestamp, cost });
 
 /// The text of a state: a name and the numbers.
-pub(super) fn encode(name: &str, state: &impl Numbers) -> Vec<u8> {
+pub(crate) fn encode_numbers(name: &str, state: &impl Numbers) -> Vec<u8> {
     let mut text = name.to_owned();
     state.put(&mut text);
     text.into_bytes()
 }
 
-pub(super) fn decode<S: Numbers>(name: &str, bytes: &[u8]) -> Option<S> {
+/// The state of such a text; `None` if it is none of this name.
+pub(crate) fn decode_numbers<S: Numbers>(name: &str, bytes: &[u8]) -> Option<S> {
     S::of(&parsed(bytes.strip_prefix(name.as_bytes())?.strip_prefix(b" ")?)?)
 }
 

@@ -38,7 +38,7 @@ impl<S: Codec> Codec for StackState<S> {
 type Part<'b> = (Timestamp, &'b [u8]);
 
 /// The states in a stack's state; `None` if these bytes are none.
-pub(super) fn parts(bytes: &[u8]) -> Option<Vec<Option<Part<'_>>>> {
+pub(crate) fn parts(bytes: &[u8]) -> Option<Vec<Option<Part<'_>>>> {
     let mut rest = bytes.strip_prefix(NAME)?;
     let mut states = Vec::new();
     while let Some(limit) = rest.strip_prefix(b" ") {

@@ -6,12 +6,12 @@ use ratelimit_core::store::{Batch, Check, Op};
 
 use super::answer::{self, NoState};
 use super::call::{Call, field_of, key_of};
-use crate::codec::{newest_of, number_before};
+use crate::codec::number_before;
 use crate::connection::{Argument, Connection, Reply};
 use crate::deadline::Deadline;
 use crate::error::{LEFT, RedisError, Result, WRONG_TYPE};
 use crate::mode::Lua;
-use crate::program::{Keeps, LuaProgram, Stored, Twin};
+use crate::program::{Keeps, LuaProgram, Stored, Twin, newest_of};
 use crate::store::{NewestAt, RedisStore, StatesAt, TimesIn};
 
 impl<C: Connection> RedisStore<Lua, C> {

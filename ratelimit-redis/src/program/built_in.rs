@@ -1,125 +1,205 @@
-//! The programs of the built-in algorithms.
+//! The table of built-in algorithms: all that this crate knows of each stands in its row.
+//!
+//! A row is an implementation of [`BuiltIn`] and, beside it, the form of the state in
+//! [`Cas`](crate::Cas) and, if a transaction can decide the algorithm, a [`MultiProgram`]. The list
+//! at the end names the rows. Wherever the algorithms are told apart, it writes the code.
 
 use ratelimit_core::algorithm::{
-    BucketCount, BucketedWindowState, ConcurrencyState, FirstRequestState, FixedWindowState,
-    GcraState, LogEntry, MAX_INTEGER, Refill, SlidingCounterState, SlidingLogState, WindowEntry,
-    WindowLogState,
+    AnyState, BucketCount, BucketedWindowState, ConcurrencyState, FirstRequestState,
+    FixedWindowState, GcraState, LogEntry, MAX_INTEGER, Refill, SlidingCounterState,
+    SlidingLogState, WindowEntry, WindowLogState,
 };
 use ratelimit_core::{
-    Algorithm, BucketedWindow, Concurrency, FirstRequestWindow, FixedWindow, Gcra, SlidingCounter,
-    SlidingLog, Timestamp, WindowLog,
+    Algorithm, AnyAlgorithm, BucketedWindow, Concurrency, FirstRequestWindow, FixedWindow, Gcra,
+    SlidingCounter, SlidingLog, Timestamp, WindowLog,
 };
 
 use super::{Keeps, LuaProgram, MAX_PARAMETERS, Program, Stored, Twin};
-use crate::codec::{Numbers, number};
+use crate::codec::{Codec, Numbers, decode_numbers, encode_numbers, in_fields, number, parts};
+use crate::native::{Entry, EntryStorage, MultiProgram, Native, last_window, sum};
 
-static GCRA: Program = Program::of_numbers(
-    "gcra",
-    &["tat_us", "surplus", "timestamp"],
-    &["tick_units", "tick_us", "most"],
-    include_str!("../lua/gcra.lua"),
-);
-static FIXED_WINDOW: Program = Program::of_numbers(
-    "fixed-window",
-    &["start", "count", "ends_us"],
-    &["window_us", "most"],
-    include_str!("../lua/fixed_window.lua"),
-);
-static FIRST_REQUEST_WINDOW: Program = Program::of_numbers(
-    "first-request-window",
-    &["start", "count", "ends_us"],
-    &["window_us"],
-    include_str!("../lua/first_request_window.lua"),
-);
-static SLIDING_COUNTER: Program = Program::of_numbers(
-    "sliding-counter",
-    &["start", "previous", "current"],
-    &["window_us"],
-    include_str!("../lua/sliding_counter.lua"),
-);
-static WINDOW_LOG: Program =
-    Program::of_entries("window-log", include_str!("../lua/window_log.lua"), Keeps::List);
-static BUCKETED_WINDOW: Program = Program::of_entries(
-    "bucketed-window",
-    include_str!("../lua/bucketed_window.lua"),
-    Keeps::Numbers,
-);
-static SLIDING_LOG: Program =
-    Program::of_entries("sliding-log", include_str!("../lua/sliding_log.lua"), Keeps::SortedSet);
-static CONCURRENCY: Program =
-    Program::of_entries("concurrency", include_str!("../lua/concurrency.lua"), Keeps::Numbers);
+/// What this crate knows of a built-in algorithm.
+trait BuiltIn: Algorithm {
+    /// Its twin.
+    const PROGRAM: &'static Program;
 
-/// All built-in programs.
-pub(crate) static BUILT_IN: [&Program; 8] = [
-    &GCRA,
-    &FIXED_WINDOW,
-    &FIRST_REQUEST_WINDOW,
-    &WINDOW_LOG,
-    &BUCKETED_WINDOW,
-    &SLIDING_COUNTER,
-    &SLIDING_LOG,
-    &CONCURRENCY,
-];
+    /// The twin with this limit's numbers, in the order in which the program names them.
+    fn twin(&self) -> Twin;
 
-/// The value that the only twin stored.
-fn only(stored: &[Option<Stored>]) -> Option<&Stored> {
-    match stored {
-        [stored] => stored.as_ref(),
-        _ => None,
+    /// The state of the numbers that the twin stores in a field, or that a script answers.
+    fn of_numbers(numbers: &[u64]) -> Option<Self::State>;
+
+    /// The state of what the twin stores. One that keeps it under a key of its own reads that here.
+    fn of_stored(&self, stored: &Stored) -> Option<Self::State> {
+        Self::of_numbers(stored.numbers(Self::PROGRAM)?)
     }
+
+    /// When the newest charge of a state was made, by which a state from the future is found.
+    fn newest(state: &Self::State) -> Option<Timestamp>;
+
+    /// Itself, if a transaction can decide it.
+    fn in_transaction(&self) -> Option<&dyn MultiProgram<State = Self::State>>;
 }
 
-/// The state whose numbers the only twin stored, if it is this program.
-fn state_of<S: Numbers>(stored: &[Option<Stored>], program: &Program) -> Option<S> {
-    S::of(only(stored)?.numbers(program)?)
+/// Stores these states as the program's name and these fields, in this order.
+macro_rules! stored_as_numbers {
+    ($algorithm:ident: $state:ident { $($field:ident),+ }) => {
+        in_fields!($state { $($field),+ });
+
+        impl Codec for $state {
+            fn encode(&self) -> Vec<u8> {
+                encode_numbers($algorithm::PROGRAM.name, self)
+            }
+
+            fn decode(bytes: &[u8]) -> Option<Self> {
+                decode_numbers($algorithm::PROGRAM.name, bytes)
+            }
+        }
+    };
 }
 
-impl LuaProgram for Gcra {
-    fn twins(&self) -> Vec<Twin> {
+/// A transaction counts per window, of which no more counts than the limit.
+macro_rules! counted_in_transactions {
+    ($algorithm:ident: $state:ident) => {
+        impl MultiProgram for $algorithm {
+            fn native(&self) -> Option<Native> {
+                let window_us = self.window_us();
+                Some(Native { storage: EntryStorage::Counters, window_us })
+            }
+
+            fn state(&self, entries: &[Entry]) -> Option<$state> {
+                let window_us = self.window_us();
+                let (start, window) = last_window(entries, window_us)?;
+                let count = sum(window).min(self.capacity());
+                Some($state { start, count, ends_us: start.as_us() + window_us })
+            }
+
+            fn newest(&self, state: &$state) -> Option<Entry> {
+                Some(Entry::plain(state.start, state.count))
+            }
+        }
+    };
+}
+
+stored_as_numbers!(Gcra: GcraState { tat_us, surplus, timestamp });
+
+impl BuiltIn for Gcra {
+    const PROGRAM: &'static Program = {
+        static GCRA: Program = Program::of_numbers(
+            "gcra",
+            <GcraState as Numbers>::NAMES,
+            &["tick_units", "tick_us", "most"],
+            include_str!("../lua/gcra.lua"),
+        );
+        &GCRA
+    };
+
+    fn twin(&self) -> Twin {
         let Refill { token_units, tick_units, tick_us, .. } = *self.refill();
         let parameters = [tick_units, tick_us, self.refill().most_units()];
-        vec![Twin::new(&GCRA, self.capacity(), parameters).in_units(token_units)]
+        Twin::new(Self::PROGRAM, self.capacity(), parameters).in_units(token_units)
     }
 
-    fn decode(&self, stored: &[Option<Stored>]) -> Option<GcraState> {
-        state_of(stored, &GCRA)
+    fn of_numbers(numbers: &[u64]) -> Option<GcraState> {
+        Numbers::of(numbers)
+    }
+
+    fn newest(state: &GcraState) -> Option<Timestamp> {
+        Some(state.timestamp)
+    }
+
+    fn in_transaction(&self) -> Option<&dyn MultiProgram<State = GcraState>> {
+        None
     }
 }
 
-impl LuaProgram for FixedWindow {
-    fn twins(&self) -> Vec<Twin> {
+stored_as_numbers!(FixedWindow: FixedWindowState { start, count, ends_us });
+counted_in_transactions!(FixedWindow: FixedWindowState);
+
+impl BuiltIn for FixedWindow {
+    const PROGRAM: &'static Program = {
+        static FIXED_WINDOW: Program = Program::of_numbers(
+            "fixed-window",
+            <FixedWindowState as Numbers>::NAMES,
+            &["window_us", "most"],
+            include_str!("../lua/fixed_window.lua"),
+        );
+        &FIXED_WINDOW
+    };
+
+    fn twin(&self) -> Twin {
         let most = self.capacity() + self.debt();
-        vec![Twin::new(&FIXED_WINDOW, self.capacity(), [self.window_us(), most])]
+        Twin::new(Self::PROGRAM, self.capacity(), [self.window_us(), most])
     }
 
-    fn decode(&self, stored: &[Option<Stored>]) -> Option<FixedWindowState> {
-        state_of(stored, &FIXED_WINDOW)
-    }
-}
-
-impl LuaProgram for FirstRequestWindow {
-    fn twins(&self) -> Vec<Twin> {
-        vec![Twin::new(&FIRST_REQUEST_WINDOW, self.capacity(), [self.window_us()])]
+    fn of_numbers(numbers: &[u64]) -> Option<FixedWindowState> {
+        Numbers::of(numbers)
     }
 
-    fn decode(&self, stored: &[Option<Stored>]) -> Option<FirstRequestState> {
-        state_of(stored, &FIRST_REQUEST_WINDOW)
+    fn newest(state: &FixedWindowState) -> Option<Timestamp> {
+        Some(state.start)
+    }
+
+    fn in_transaction(&self) -> Option<&dyn MultiProgram<State = FixedWindowState>> {
+        Some(self)
     }
 }
 
-impl LuaProgram for WindowLog {
-    fn twins(&self) -> Vec<Twin> {
-        vec![Twin::new(&WINDOW_LOG, self.capacity(), [self.capacity(), self.window_us()])]
+stored_as_numbers!(FirstRequestWindow: FirstRequestState { start, count, ends_us });
+counted_in_transactions!(FirstRequestWindow: FirstRequestState);
+
+impl BuiltIn for FirstRequestWindow {
+    const PROGRAM: &'static Program = {
+        static FIRST_REQUEST_WINDOW: Program = Program::of_numbers(
+            "first-request-window",
+            <FirstRequestState as Numbers>::NAMES,
+            &["window_us"],
+            include_str!("../lua/first_request_window.lua"),
+        );
+        &FIRST_REQUEST_WINDOW
+    };
+
+    fn twin(&self) -> Twin {
+        Twin::new(Self::PROGRAM, self.capacity(), [self.window_us()])
+    }
+
+    fn of_numbers(numbers: &[u64]) -> Option<FirstRequestState> {
+        Numbers::of(numbers)
+    }
+
+    fn newest(state: &FirstRequestState) -> Option<Timestamp> {
+        Some(state.start)
+    }
+
+    fn in_transaction(&self) -> Option<&dyn MultiProgram<State = FirstRequestState>> {
+        Some(self)
+    }
+}
+
+// The metadata of its entries may be any bytes: `codec/window_log.rs` stores them.
+impl BuiltIn for WindowLog {
+    const PROGRAM: &'static Program = {
+        static WINDOW_LOG: Program =
+            Program::of_entries("window-log", include_str!("../lua/window_log.lua"), Keeps::List);
+        &WINDOW_LOG
+    };
+
+    fn twin(&self) -> Twin {
+        Twin::new(Self::PROGRAM, self.capacity(), [self.capacity(), self.window_us()])
     }
 
     /// A script answers the window's start and its total, and no single entries.
-    fn decode(&self, stored: &[Option<Stored>]) -> Option<WindowLogState> {
-        if let Some([start, total]) = only(stored)?.numbers(&WINDOW_LOG) {
-            let start = Timestamp::from_us(*start)?;
-            let all = WindowEntry { timestamp: start, cost: *total, metadata: [].into() };
-            return Some(WindowLogState { start, entries: vec![all] });
-        }
-        let Stored::List(elements) = only(stored)? else { return None };
+    fn of_numbers(numbers: &[u64]) -> Option<WindowLogState> {
+        let [start, total] = *numbers else { return None };
+        let start = Timestamp::from_us(start)?;
+        let all = WindowEntry { timestamp: start, cost: total, metadata: [].into() };
+        Some(WindowLogState { start, entries: vec![all] })
+    }
+
+    fn of_stored(&self, stored: &Stored) -> Option<WindowLogState> {
+        let Stored::List(elements) = stored else {
+            return Self::of_numbers(stored.numbers(Self::PROGRAM)?);
+        };
         let mut newest_start = None;
         let entries = elements.iter().map(|element| {
             let (entry, start) = window_entry(element)?;
@@ -128,6 +208,14 @@ impl LuaProgram for WindowLog {
         });
         let entries = entries.collect::<Option<_>>()?;
         Some(WindowLogState { start: newest_start?, entries })
+    }
+
+    fn newest(state: &WindowLogState) -> Option<Timestamp> {
+        Some(state.entries.last().map_or(state.start, |entry| entry.timestamp))
+    }
+
+    fn in_transaction(&self) -> Option<&dyn MultiProgram<State = WindowLogState>> {
+        Some(self)
     }
 }
 
@@ -143,19 +231,46 @@ fn window_entry(element: &[u8]) -> Option<(WindowEntry, Timestamp)> {
     ))
 }
 
-impl LuaProgram for BucketedWindow {
-    fn twins(&self) -> Vec<Twin> {
+impl MultiProgram for WindowLog {
+    fn native(&self) -> Option<Native> {
+        Some(Native { storage: EntryStorage::List, window_us: self.window_us() })
+    }
+
+    fn state(&self, entries: &[Entry]) -> Option<WindowLogState> {
+        let (start, window) = last_window(entries, self.window_us())?;
+        let entries = window.into_iter().map(|entry| entry.charged.clone()).collect();
+        Some(WindowLogState { start, entries })
+    }
+
+    fn newest(&self, state: &WindowLogState) -> Option<Entry> {
+        Some(Entry { since: state.start, charged: state.entries.last()?.clone() })
+    }
+}
+
+stored_as_numbers!(BucketedWindow: BucketedWindowState { buckets });
+
+impl BuiltIn for BucketedWindow {
+    const PROGRAM: &'static Program = {
+        static BUCKETED_WINDOW: Program = Program::of_entries(
+            "bucketed-window",
+            include_str!("../lua/bucketed_window.lua"),
+            Keeps::Numbers,
+        );
+        &BUCKETED_WINDOW
+    };
+
+    fn twin(&self) -> Twin {
         let mut numbers = [0; MAX_PARAMETERS];
         numbers[0] = self.bucket_us();
         for (place, window) in numbers[1..].chunks_exact_mut(2).zip(self.windows()) {
             place.copy_from_slice(&[window.limit, window.span_us]);
         }
-        vec![Twin::new(&BUCKETED_WINDOW, self.capacity(), numbers)]
+        Twin::new(Self::PROGRAM, self.capacity(), numbers)
     }
 
-    /// Decodes the total before all buckets, and per bucket its start and the total including it.
-    fn decode(&self, stored: &[Option<Stored>]) -> Option<BucketedWindowState> {
-        let (before, pairs) = only(stored)?.numbers(&BUCKETED_WINDOW)?.split_first()?;
+    /// The total before all buckets, and per bucket its start and the total including it.
+    fn of_numbers(numbers: &[u64]) -> Option<BucketedWindowState> {
+        let (before, pairs) = numbers.split_first()?;
         let (mut before, mut buckets) = (*before, Vec::<BucketCount>::of(pairs)?);
         for BucketCount { count, .. } in &mut buckets {
             // Totals wrap around at 2^52.
@@ -165,29 +280,72 @@ impl LuaProgram for BucketedWindow {
         }
         Some(BucketedWindowState { buckets })
     }
-}
 
-impl LuaProgram for SlidingCounter {
-    fn twins(&self) -> Vec<Twin> {
-        vec![Twin::new(&SLIDING_COUNTER, self.capacity(), [self.window_us()])]
+    fn newest(state: &BucketedWindowState) -> Option<Timestamp> {
+        Some(state.buckets.last()?.start)
     }
 
-    fn decode(&self, stored: &[Option<Stored>]) -> Option<SlidingCounterState> {
-        state_of(stored, &SLIDING_COUNTER)
+    fn in_transaction(&self) -> Option<&dyn MultiProgram<State = BucketedWindowState>> {
+        None
     }
 }
 
-impl LuaProgram for SlidingLog {
-    fn twins(&self) -> Vec<Twin> {
-        vec![Twin::new(&SLIDING_LOG, self.capacity(), [self.capacity(), self.window_us()])]
+stored_as_numbers!(SlidingCounter: SlidingCounterState { start, previous, current });
+
+impl BuiltIn for SlidingCounter {
+    const PROGRAM: &'static Program = {
+        static SLIDING_COUNTER: Program = Program::of_numbers(
+            "sliding-counter",
+            <SlidingCounterState as Numbers>::NAMES,
+            &["window_us"],
+            include_str!("../lua/sliding_counter.lua"),
+        );
+        &SLIDING_COUNTER
+    };
+
+    fn twin(&self) -> Twin {
+        Twin::new(Self::PROGRAM, self.capacity(), [self.window_us()])
+    }
+
+    fn of_numbers(numbers: &[u64]) -> Option<SlidingCounterState> {
+        Numbers::of(numbers)
+    }
+
+    fn newest(state: &SlidingCounterState) -> Option<Timestamp> {
+        Some(state.start)
+    }
+
+    fn in_transaction(&self) -> Option<&dyn MultiProgram<State = SlidingCounterState>> {
+        None
+    }
+}
+
+stored_as_numbers!(SlidingLog: SlidingLogState { entries });
+
+impl BuiltIn for SlidingLog {
+    const PROGRAM: &'static Program = {
+        static SLIDING_LOG: Program = Program::of_entries(
+            "sliding-log",
+            include_str!("../lua/sliding_log.lua"),
+            Keeps::SortedSet,
+        );
+        &SLIDING_LOG
+    };
+
+    fn twin(&self) -> Twin {
+        Twin::new(Self::PROGRAM, self.capacity(), [self.capacity(), self.window_us()])
+    }
+
+    /// A script answers pairs, and only the entries that the step needs.
+    fn of_numbers(numbers: &[u64]) -> Option<SlidingLogState> {
+        Numbers::of(numbers)
     }
 
     /// Leaves out the entries that were already past when the newest was made: the script removes
-    /// only a bounded number at a time. A script answers pairs, and only the entries that the step
-    /// needs.
-    fn decode(&self, stored: &[Option<Stored>]) -> Option<SlidingLogState> {
-        let Stored::SortedSet(members) = only(stored)? else {
-            return state_of(stored, &SLIDING_LOG);
+    /// only a bounded number at a time.
+    fn of_stored(&self, stored: &Stored) -> Option<SlidingLogState> {
+        let Stored::SortedSet(members) = stored else {
+            return Self::of_numbers(stored.numbers(Self::PROGRAM)?);
         };
         let newest = members.last()?.1;
         let entry = |(member, score): &(String, u64)| {
@@ -198,14 +356,170 @@ impl LuaProgram for SlidingLog {
         let entries = members.iter().filter(live).map(entry).collect::<Option<_>>()?;
         Some(SlidingLogState { entries })
     }
-}
 
-impl LuaProgram for Concurrency {
-    fn twins(&self) -> Vec<Twin> {
-        vec![Twin::new(&CONCURRENCY, self.capacity(), [self.capacity(), self.lease_us()])]
+    fn newest(state: &SlidingLogState) -> Option<Timestamp> {
+        Some(state.entries.last()?.timestamp)
     }
 
-    fn decode(&self, stored: &[Option<Stored>]) -> Option<ConcurrencyState> {
-        state_of(stored, &CONCURRENCY)
+    fn in_transaction(&self) -> Option<&dyn MultiProgram<State = SlidingLogState>> {
+        Some(self)
     }
 }
+
+impl MultiProgram for SlidingLog {
+    fn native(&self) -> Option<Native> {
+        Some(Native { storage: EntryStorage::SortedSet, window_us: self.window_us() })
+    }
+
+    /// One log entry per moment, for all its requests. Where newer ones leave no room for an older
+    /// one, it counts no more.
+    fn state(&self, entries: &[Entry]) -> Option<SlidingLogState> {
+        let mut room = self.capacity();
+        let moments = entries.chunk_by(|a, b| a.since == b.since).rev();
+        let kept = moments.map(|moment| {
+            let cost = sum(moment).min(room);
+            room -= cost;
+            LogEntry { timestamp: moment[0].since, cost }
+        });
+        let mut entries: Vec<_> = kept.take_while(|kept| kept.cost > 0).collect();
+        entries.reverse();
+        (!entries.is_empty()).then_some(SlidingLogState { entries })
+    }
+
+    fn newest(&self, state: &SlidingLogState) -> Option<Entry> {
+        state.entries.last().map(|newest| Entry::plain(newest.timestamp, newest.cost))
+    }
+}
+
+stored_as_numbers!(Concurrency: ConcurrencyState { entries });
+
+impl BuiltIn for Concurrency {
+    const PROGRAM: &'static Program = {
+        static CONCURRENCY: Program = Program::of_entries(
+            "concurrency",
+            include_str!("../lua/concurrency.lua"),
+            Keeps::Numbers,
+        );
+        &CONCURRENCY
+    };
+
+    fn twin(&self) -> Twin {
+        Twin::new(Self::PROGRAM, self.capacity(), [self.capacity(), self.lease_us()])
+    }
+
+    fn of_numbers(numbers: &[u64]) -> Option<ConcurrencyState> {
+        Numbers::of(numbers)
+    }
+
+    fn newest(state: &ConcurrencyState) -> Option<Timestamp> {
+        Some(state.entries.last()?.timestamp)
+    }
+
+    fn in_transaction(&self) -> Option<&dyn MultiProgram<State = ConcurrencyState>> {
+        None
+    }
+}
+
+/// Writes what tells the algorithms apart. The compiler asks for the row of each variant.
+macro_rules! built_in {
+    ($($algorithm:ident),+ $(,)?) => {
+        /// All built-in programs.
+        pub(crate) static BUILT_IN: [&Program; [$(stringify!($algorithm)),+].len()] =
+            [$( <$algorithm as BuiltIn>::PROGRAM ),+];
+
+        $(
+            impl LuaProgram for $algorithm {
+                fn twins(&self) -> Vec<Twin> {
+                    vec![self.twin()]
+                }
+
+                fn decode(&self, stored: &[Option<Stored>]) -> Option<Self::State> {
+                    let [stored] = stored else { return None };
+                    self.of_stored(stored.as_ref()?)
+                }
+            }
+        )+
+
+        impl LuaProgram for AnyAlgorithm {
+            fn twins(&self) -> Vec<Twin> {
+                match self { $( Self::$algorithm(algorithm) => algorithm.twins(), )+ }
+            }
+
+            fn decode(&self, stored: &[Option<Stored>]) -> Option<AnyState> {
+                match self { $(
+                    Self::$algorithm(algorithm) => algorithm.decode(stored).map(Into::into),
+                )+ }
+            }
+        }
+
+        impl Codec for AnyState {
+            fn encode(&self) -> Vec<u8> {
+                match self { $( Self::$algorithm(state) => state.encode(), )+ }
+            }
+
+            fn decode(bytes: &[u8]) -> Option<Self> {
+                None$( .or_else(|| Codec::decode(bytes).map(Self::$algorithm)) )+
+            }
+        }
+
+        impl MultiProgram for AnyAlgorithm {
+            fn native(&self) -> Option<Native> {
+                match self { $(
+                    Self::$algorithm(algorithm) => algorithm.in_transaction()?.native(),
+                )+ }
+            }
+
+            fn state(&self, entries: &[Entry]) -> Option<AnyState> {
+                match self { $(
+                    Self::$algorithm(algorithm) => {
+                        Some(algorithm.in_transaction()?.state(entries)?.into())
+                    }
+                )+ }
+            }
+
+            fn newest(&self, state: &AnyState) -> Option<Entry> {
+                match self { $(
+                    Self::$algorithm(algorithm) => {
+                        algorithm.in_transaction()?.newest(state.try_into().ok()?)
+                    }
+                )+ }
+            }
+        }
+
+        /// When the newest charge was made of a state that a twin stores as these numbers, in
+        /// microseconds; `None` for a program of a user.
+        pub(crate) fn newest_of(name: &str, numbers: &[u64]) -> Option<u64> {
+            $(
+                if name == <$algorithm as BuiltIn>::PROGRAM.name {
+                    let state = <$algorithm as BuiltIn>::of_numbers(numbers)?;
+                    return <$algorithm as BuiltIn>::newest(&state).map(Timestamp::as_us);
+                }
+            )+
+            None
+        }
+
+        /// When the newest charge was made of an encoded state, in microseconds; `None` for a state
+        /// of a user's algorithm.
+        pub(crate) fn newest_us(state: &[u8]) -> Option<u64> {
+            if let Some(states) = parts(state) {
+                return states.into_iter().flatten().filter_map(|(_, one)| newest_us(one)).max();
+            }
+            let newest = match AnyState::decode(state)? { $(
+                AnyState::$algorithm(state) => <$algorithm as BuiltIn>::newest(&state),
+            )+ };
+            newest.map(Timestamp::as_us)
+        }
+    };
+}
+
+// `AnyAlgorithm` has a variant for each, in this order.
+built_in!(
+    Gcra,
+    FixedWindow,
+    FirstRequestWindow,
+    WindowLog,
+    BucketedWindow,
+    SlidingCounter,
+    SlidingLog,
+    Concurrency,
+);

@@ -1,7 +1,7 @@
-//! Programs of algorithms that contain others: a stack, and any built-in algorithm.
+//! The programs of a stack: those of its limits.
 
-use ratelimit_core::algorithm::{AnyState, StackState, StackedState};
-use ratelimit_core::{AnyAlgorithm, Stack, Timestamp};
+use ratelimit_core::algorithm::{StackState, StackedState};
+use ratelimit_core::{Stack, Timestamp};
 
 use super::{LuaProgram, Stored, Twin};
 
@@ -36,31 +36,3 @@ impl<A: LuaProgram> LuaProgram for Stack<A> {
         Some(StackState { states })
     }
 }
-
-/// Dispatches to the built-in algorithms.
-macro_rules! for_any_algorithm {
-    ($($variant:ident)+) => {
-        impl LuaProgram for AnyAlgorithm {
-            fn twins(&self) -> Vec<Twin> {
-                match self { $( Self::$variant(algorithm) => algorithm.twins(), )+ }
-            }
-
-            fn decode(&self, stored: &[Option<Stored>]) -> Option<AnyState> {
-                match self { $(
-                    Self::$variant(algorithm) => algorithm.decode(stored).map(Into::into),
-                )+ }
-            }
-        }
-    };
-}
-
-for_any_algorithm!(
-    Gcra
-    FixedWindow
-    FirstRequestWindow
-    WindowLog
-    BucketedWindow
-    SlidingCounter
-    SlidingLog
-    Concurrency
-);
