@@ -64,8 +64,8 @@ expires = 2^52 - 1
 );
 
 impl LuaProgram for Trial {
-    fn twins(&self) -> Vec<Twin> {
-        vec![Twin::new(&TRIAL, self.0, [])]
+    fn twins(&self) -> impl IntoIterator<Item = Twin> {
+        [Twin::new(&TRIAL, self.0, [])]
     }
 
     fn decode(&self, stored: &[Option<Stored>]) -> Option<u64> {

@@ -62,10 +62,11 @@ impl<M, C: Connection> RedisStore<M, C> {
             return Ok(verdict);
         }
         let deadline = self.inner.deadline();
-        match split(self, batch, deadline)? {
+        // Boxed, so the future of all other batches stays small.
+        let across = split(self, batch, deadline)?.map(|across| Box::pin(across.apply()));
+        match across {
             None => M::decide(self, batch, deadline, left).await,
-            // Boxed, so the future of all other batches stays small.
-            Some(across) => Box::pin(across.apply()).await,
+            Some(across) => across.await,
         }
     }
 }

@@ -446,7 +446,7 @@ impl<'s, C: Connection> CasRequest<'s, C> {
         {
             return Ok(written);
         }
-        let mut words = evalsha(slots.iter().map(|slot| &*slot.key));
+        let mut words = evalsha(slots.iter().map(|slot| &*slot.key), slots.len());
         for slot in slots {
             let (kind, value, ttl_ms) = self.change(&slot.change, now);
             let read = slot.read.as_deref();

@@ -41,7 +41,8 @@ impl<A: LuaProgram> Mode<A> for Lua {
         deadline: Deadline,
         left: Option<&'s mut Option<Snapshot<A::State>>>,
     ) -> impl Future<Output = Result<Verdict>> + Send {
-        store.apply_in_one_slot(batch, deadline, left)
+        // Boxed once, so that the futures of the layers around a store stay small.
+        Box::pin(store.apply_in_one_slot(batch, deadline, left))
     }
 
     async fn would_decide<'s, C: Connection>(
@@ -67,8 +68,8 @@ impl<A: LuaProgram> Mode<A> for Lua {
         limit: &Limit<A>,
         identifier: &str,
     ) -> Vec<String> {
-        let twins = limit.algorithm().twins();
-        twins.iter().map(|twin| key_of(&store.inner.keys, limit, twin, identifier)).collect()
+        let twins = limit.algorithm().twins().into_iter();
+        twins.map(|twin| key_of(&store.inner.keys, limit, &twin, identifier)).collect()
     }
 
     async fn read_at<C: Connection>(

@@ -40,7 +40,7 @@ pub(crate) use built_in::{BUILT_IN, newest_of, newest_us};
 pub trait LuaProgram: Algorithm {
     /// The twins that decide together, each with its own state: one, except for a
     /// [`Stack`](ratelimit_core::Stack).
-    fn twins(&self) -> Vec<Twin>;
+    fn twins(&self) -> impl IntoIterator<Item = Twin>;
 
     /// The stored state, or `None` if these twins do not write such a state. `stored` follows the
     /// order of the twins, and at least one of them has stored a value.
@@ -226,39 +226,49 @@ const MAX_PARAMETERS: usize = 9;
 /// A value found on the server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Stored {
-    /// The name of the program that wrote it, and its numbers.
-    Numbers(String, Vec<u64>),
+    /// The program that wrote it, and its [numbers](Self::numbers).
+    #[doc(hidden)]
+    Numbers(&'static Program, FewNumbers),
     /// A sorted set's members and scores, in order.
     SortedSet(Vec<(String, u64)>),
     /// A list's elements, in order.
     List(Vec<Vec<u8>>),
 }
 
+/// Numbers, without an allocation for those of a state of a few numbers.
+type FewNumbers = SmallVec<[u64; 4]>;
+
 impl Stored {
+    /// What this program stored in a field; `None` if another wrote it.
+    pub(crate) fn of(program: &'static Program, field: &[u8]) -> Option<Self> {
+        let (name, numbers) = Self::parse(field)?;
+        (name == program.name).then_some(Self::Numbers(program, numbers))
+    }
+
     /// Parses a field, or a state as a script answers it: a name and numbers, as text or packed. In
     /// a field, the time until which the key is kept follows.
-    pub(crate) fn from_field(field: &[u8]) -> Option<Self> {
+    pub(crate) fn parse(field: &[u8]) -> Option<(&str, FewNumbers)> {
         let space = field.iter().position(|byte| *byte == b' ')?;
         let (name, rest) = (std::str::from_utf8(&field[..space]).ok()?, &field[space + 1..]);
         let is_text = |rest: &[u8]| rest.iter().all(|byte| byte.is_ascii_digit() || *byte == b' ');
         let before_kept = rest.split_last_chunk::<PACKED_BYTES>().map(|(before, _)| before);
         let numbers = if is_text(rest) {
-            parsed(rest)?
+            parsed(rest)?.into()
         } else if is_text(before_kept?) && !before_kept?.is_empty() {
-            parsed(before_kept?)?
+            parsed(before_kept?)?.into()
         } else {
             let (packed, rest) = before_kept?.as_chunks::<PACKED_BYTES>();
             let packed = Some(packed).filter(|packed| rest.is_empty() && !packed.is_empty())?;
             packed.iter().map(|bytes| unpacked(*bytes)).collect::<Option<_>>()?
         };
-        Some(Self::Numbers(name.to_owned(), numbers))
+        Some((name, numbers))
     }
 
     /// The numbers, if this program wrote them.
     #[must_use]
     pub fn numbers(&self, program: &Program) -> Option<&[u64]> {
         match self {
-            Self::Numbers(name, numbers) if name == program.name => Some(numbers),
+            Self::Numbers(by, numbers) if by.name == program.name => Some(numbers),
             _ => None,
         }
     }

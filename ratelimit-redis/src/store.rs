@@ -162,11 +162,15 @@ impl<C: Connection> Inner<C> {
     }
 }
 
-/// The arguments of a script's call up to its keys. [`Inner::eval`] sets the hash.
-pub(crate) fn evalsha<'w>(keys: impl ExactSizeIterator<Item = &'w str>) -> Vec<Argument<'w>> {
-    const ARGUMENTS_PER_KEY: usize = 16;
+/// The arguments of a script's call up to its keys, with room for those of so many checks.
+/// [`Inner::eval`] sets the hash.
+pub(crate) fn evalsha<'w>(
+    keys: impl ExactSizeIterator<Item = &'w str>,
+    checks: usize,
+) -> Vec<Argument<'w>> {
+    const ARGUMENTS_PER_CHECK: usize = 16;
     let count = keys.len();
-    let mut words = Vec::with_capacity(ARGUMENTS_PER_KEY * count);
+    let mut words = Vec::with_capacity(count + ARGUMENTS_PER_CHECK * checks);
     words.extend([Argument::Text("EVALSHA"), Argument::Text(""), Argument::Number(count as u64)]);
     words.extend(keys.map(Argument::Text));
     words

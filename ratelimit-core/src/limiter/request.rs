@@ -366,8 +366,8 @@ macro_rules! operations {
         ///
         /// # Errors
         /// The store's error. A denial is not an error.
-        pub async fn $name(self) -> Result<Verdict, S::Error> {
-            self.apply(Op::$op).await
+        pub fn $name(self) -> impl Future<Output = Result<Verdict, S::Error>> {
+            self.apply(Op::$op)
         }
     )+ };
 }
@@ -404,8 +404,9 @@ impl<S: Store<A>, A: Algorithm, C: Identifiers + Sync + ?Sized> Request<'_, S, A
     ///
     /// # Errors
     /// The store's error. A denial is not an error.
-    pub async fn apply(self, op: Op) -> Result<Verdict, S::Error> {
-        with_batch!(self, op, |batch| self.limiter.store.apply(&batch).await)
+    #[allow(clippy::manual_async_fn, reason = "an `async fn` keeps its arguments twice")]
+    pub fn apply(self, op: Op) -> impl Future<Output = Result<Verdict, S::Error>> {
+        async move { with_batch!(self, op, |batch| self.limiter.store.apply(&batch).await) }
     }
 }
 

@@ -4,6 +4,7 @@
 use ratelimit_core::algorithm::Write;
 use ratelimit_core::store::{Now, Op, Reservation, Snapshot, States, decide};
 use ratelimit_core::{Timestamp, Verdict};
+use smallvec::SmallVec;
 
 use super::call::Call;
 use crate::codec::take_sized;
@@ -46,8 +47,9 @@ impl<A: LuaProgram, C: Connection> Call<'_, A, C> {
     pub(super) fn seen(&self, now: Timestamp, mut seen: &[u8]) -> Option<Seen<A::State>> {
         let checks = self.batch.checks();
         let mut states = Vec::with_capacity(checks.len());
+        let mut stored: SmallVec<[_; 1]> = SmallVec::new();
         for twins in self.twins.chunk_by(|one, next| one.position == next.position) {
-            let mut stored = Vec::with_capacity(twins.len());
+            stored.clear();
             for check in twins {
                 stored.push(self::stored(&check.twin, take_sized(&mut seen)?).ok()?);
             }
@@ -123,9 +125,7 @@ pub(super) fn stored(twin: &Twin, text: &[u8]) -> Result<Option<Stored>, NoState
     if text.is_empty() {
         return Ok(None);
     }
-    let stored = Stored::from_field(text).ok_or(NoState)?;
-    stored.numbers(twin.program).ok_or(NoState)?;
-    Ok(Some(stored))
+    Stored::of(twin.program, text).map(Some).ok_or(NoState)
 }
 
 /// The state of which a limit's twins stored these parts: nothing, if it is new to each. An error

@@ -43,7 +43,7 @@ impl<'a, A: LuaProgram, C: Connection> Call<'a, A, C> {
             batch,
             deadline,
             keys: SmallVec::new(),
-            twins: SmallVec::new(),
+            twins: SmallVec::with_capacity(batch.checks().len()),
             fingerprint: group.as_ref().map_or(0, |group| group.fingerprint),
             group: reservation::group_text(group.as_ref()),
         };
@@ -54,7 +54,8 @@ impl<'a, A: LuaProgram, C: Connection> Call<'a, A, C> {
             for twin in limit.algorithm().twins() {
                 let twin = Twin { attempts: limit.counts_attempts(), ..twin };
                 validate(limit.name(), &twin)?;
-                let key = call.index(key_of(keys, limit, &twin, key));
+                let known = call.shared_with(&twin, key);
+                let key = known.unwrap_or_else(|| call.index(key_of(keys, limit, &twin, key)));
                 let life_us = limit.reservation_us().unwrap_or(Reservation::LIFE_US);
                 let field = field_of(limit, &twin);
                 call.twins.push(TwinCheck { position, twin, field, key, reservation, life_us });
@@ -81,6 +82,15 @@ impl<'a, A: LuaProgram, C: Connection> Call<'a, A, C> {
     ) -> Self {
         let (keys, group) = (self.keys.clone(), self.group.clone());
         Self { deadline, keys, twins, group, ..*self }
+    }
+
+    /// The index of the key that a twin shares with the one before it: limits of an identifier
+    /// share a hash.
+    fn shared_with(&self, twin: &Twin, identifier: &str) -> Option<usize> {
+        let in_hash = |twin: &Twin| twin.program.keeps == Keeps::Numbers;
+        let last = self.twins.last()?;
+        let is_same = in_hash(twin) && in_hash(&last.twin) && self.check(last).key == identifier;
+        is_same.then_some(last.key)
     }
 
     /// The index of a key, adding it if it is new.

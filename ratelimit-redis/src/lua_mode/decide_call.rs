@@ -29,12 +29,13 @@ impl<A: LuaProgram, C: Connection> Call<'_, A, C> {
         let texts = self.texts()?;
         let answer = if self.only_reads() {
             // One key per field.
-            let mut words = evalsha(self.twins.iter().map(|check| &*self.keys[check.key - 1]));
+            let keys = self.twins.iter().map(|check| &*self.keys[check.key - 1]);
+            let mut words = evalsha(keys, 1);
             words.extend(self.twins.iter().map(|check| Argument::Text(&check.field)));
             self.eval(&READ, words).await.map_err(RedisError::of_a_lookup)
         } else {
             let Some(shape) = texts.shape(&self.twins) else { return Ok(None) };
-            let mut words = evalsha(self.keys.iter().map(String::as_str));
+            let mut words = evalsha(self.keys.iter().map(String::as_str), self.twins.len());
             push_time(&mut words, self.batch.time());
             // Any charge above the capacity fails; the cap prevents an overflow.
             let cost = |check: &TwinCheck<'_>| self.check(check).cost.min(check.twin.capacity + 1);

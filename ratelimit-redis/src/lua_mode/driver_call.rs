@@ -102,7 +102,7 @@ impl<A: LuaProgram, C: Connection> Call<'_, A, C> {
         for here in self.twins.chunk_by(|one, next| one.position == next.position) {
             let position = here[0].position;
             let algorithm = self.batch.checks()[position].limit.algorithm();
-            let twins = algorithm.twins();
+            let twins: Vec<_> = algorithm.twins().into_iter().collect();
             // Those of a limit's twins that lie under another key count as new.
             let mut stored = vec![None; twins.len()];
             for check in here {
@@ -131,7 +131,7 @@ impl<A: LuaProgram, C: Connection> Call<'_, A, C> {
         operation: &'w str,
         given_each: &[Argument<'w>],
     ) -> Vec<Argument<'w>> {
-        let mut words = evalsha(self.keys.iter().map(String::as_str));
+        let mut words = evalsha(self.keys.iter().map(String::as_str), self.twins.len());
         push_time(&mut words, self.batch.time());
         words.extend([
             Argument::Text(operation),

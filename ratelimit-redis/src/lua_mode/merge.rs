@@ -27,9 +27,8 @@ impl<A: LuaProgram, C: Connection> Call<'_, A, C> {
         &self,
         left: Option<&mut Option<Snapshot<A::State>>>,
     ) -> Result<Option<Verdict>> {
-        let alone = |left| Box::pin(self.apply_decide(left));
         let Some(shared) = self.inner.calls.as_ref().filter(|_| self.merges()) else {
-            return alone(left).await;
+            return self.apply_decide(left).await;
         };
         while !self.deadline.is_over() {
             let home = self.inner.runtime.home();
@@ -37,7 +36,7 @@ impl<A: LuaProgram, C: Connection> Call<'_, A, C> {
             let calls = shared.of(home, &self.keys[0]);
             let is_here = home.is_here();
             if is_here && let Some(mut permit) = calls.begin_alone(self.deadline) {
-                let verdict = alone(left).await;
+                let verdict = self.apply_decide(left).await;
                 if verdict.is_ok() {
                     permit.landed();
                 }
@@ -59,7 +58,7 @@ impl<A: LuaProgram, C: Connection> Call<'_, A, C> {
             };
             return match &*outcome {
                 GroupOutcome::Failed(error) => Err(error.clone()),
-                GroupOutcome::Apart => alone(left).await,
+                GroupOutcome::Apart => self.apply_decide(left).await,
                 GroupOutcome::Charged(charged) => self.verdict_of(charged, place, left).map(Some),
             };
         }

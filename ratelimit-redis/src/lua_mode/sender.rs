@@ -166,7 +166,7 @@ impl<C: Connection> Inner<C> {
         let Some(shapes) = shapes.collect::<Option<Vec<_>>>() else { return Ok(None) };
         let groups = call.iter().flat_map(|part| &part.groups);
         let keys: Vec<_> = groups.flat_map(|group| &group.keys).collect();
-        let mut words = evalsha(keys.iter().map(|key| key.as_str()));
+        let mut words = evalsha(keys.iter().map(|key| key.as_str()), keys.len());
         push_time(&mut words, Now::Store);
         for (part, shape) in call.iter().zip(&shapes) {
             part.push(shape, &mut words);

@@ -19,8 +19,8 @@ impl<C: Connection> RedisStore<Lua, C> {
     /// key, unless they are logs: then it is the key of the first.
     #[must_use]
     pub fn key<A: LuaProgram>(&self, limit: &Limit<A>, key: &str) -> String {
-        let twins = limit.algorithm().twins();
-        let first = twins.first().map(|twin| key_of(&self.inner.keys, limit, twin, key));
+        let first = limit.algorithm().twins().into_iter().next();
+        let first = first.map(|twin| key_of(&self.inner.keys, limit, &twin, key));
         first.unwrap_or_else(|| self.inner.keys.shared(key))
     }
 
@@ -70,7 +70,7 @@ impl<C: Connection> RedisStore<Lua, C> {
         identifier: &str,
         deadline: Deadline,
     ) -> Result<Option<A::State>> {
-        let twins = limit.algorithm().twins();
+        let twins: Vec<_> = limit.algorithm().twins().into_iter().collect();
         let mut found = Vec::with_capacity(twins.len());
         for twin in &twins {
             found.push(self.stored(limit, twin, identifier, deadline).await?);
@@ -146,8 +146,8 @@ pub(super) fn newest_at(limit: &str) -> Option<NewestAt> {
 }
 
 fn in_field(field: &&[u8]) -> Option<u64> {
-    let Stored::Numbers(name, numbers) = Stored::from_field(field)? else { return None };
-    newest_of(&name, &numbers)
+    let (name, numbers) = Stored::parse(field)?;
+    newest_of(name, &numbers)
 }
 
 /// An element begins with its time.

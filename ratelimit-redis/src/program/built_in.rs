@@ -429,8 +429,8 @@ macro_rules! built_in {
 
         $(
             impl LuaProgram for $algorithm {
-                fn twins(&self) -> Vec<Twin> {
-                    vec![self.twin()]
+                fn twins(&self) -> impl IntoIterator<Item = Twin> {
+                    [self.twin()]
                 }
 
                 fn decode(&self, stored: &[Option<Stored>]) -> Option<Self::State> {
@@ -441,8 +441,8 @@ macro_rules! built_in {
         )+
 
         impl LuaProgram for AnyAlgorithm {
-            fn twins(&self) -> Vec<Twin> {
-                match self { $( Self::$algorithm(algorithm) => algorithm.twins(), )+ }
+            fn twins(&self) -> impl IntoIterator<Item = Twin> {
+                [match self { $( Self::$algorithm(algorithm) => algorithm.twin(), )+ }]
             }
 
             fn decode(&self, stored: &[Option<Stored>]) -> Option<AnyState> {

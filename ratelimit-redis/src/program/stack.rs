@@ -6,13 +6,12 @@ use ratelimit_core::{Stack, Timestamp};
 use super::{LuaProgram, Stored, Twin};
 
 impl<A: LuaProgram> LuaProgram for Stack<A> {
-    fn twins(&self) -> Vec<Twin> {
+    fn twins(&self) -> impl IntoIterator<Item = Twin> {
         let limits = self.limits().iter().enumerate();
-        let placed = |(n, limit): (usize, &A)| {
+        limits.flat_map(|(n, limit)| {
             let twins = limit.twins().into_iter();
             twins.map(move |twin| Twin { place: format!("/{n}{}", twin.place), ..twin })
-        };
-        limits.flat_map(placed).collect()
+        })
     }
 
     /// The time when a state stops mattering is not stored; it follows from the limit's recovery.
@@ -20,7 +19,7 @@ impl<A: LuaProgram> LuaProgram for Stack<A> {
         let mut rest = stored;
         let mut states = Vec::with_capacity(self.limits().len());
         for limit in self.limits() {
-            let (own, others) = rest.split_at_checked(limit.twins().len())?;
+            let (own, others) = rest.split_at_checked(limit.twins().into_iter().count())?;
             rest = others;
             if own.iter().all(Option::is_none) {
                 states.push(None);

@@ -320,7 +320,7 @@ impl Algorithm for Trap {
 }
 
 impl LuaProgram for Trap {
-    fn twins(&self) -> Vec<Twin> {
+    fn twins(&self) -> impl IntoIterator<Item = Twin> {
         self.0.twins()
     }
 

@@ -151,8 +151,8 @@ impl Algorithm for Called {
 }
 
 impl LuaProgram for Called {
-    fn twins(&self) -> Vec<Twin> {
-        vec![if self.1 { Twin::new(self.0, 3, [1]) } else { Twin::new(self.0, 3, []) }]
+    fn twins(&self) -> impl IntoIterator<Item = Twin> {
+        [if self.1 { Twin::new(self.0, 3, [1]) } else { Twin::new(self.0, 3, []) }]
     }
 
     fn decode(&self, stored: &[Option<Stored>]) -> Option<u64> {
