@@ -1,18 +1,13 @@
 //! [`AlgorithmBuilder`]: an algorithm from a rate in one expression, and from text.
 
 use alloc::format;
-use alloc::vec::Vec;
 use core::convert::Infallible;
+use core::fmt;
 use core::marker::PhantomData;
-use core::str::FromStr;
-use core::time::Duration;
 
-use crate::algorithms::{
-    Algorithm, BucketedWindow, Concurrency, FirstRequestWindow, FixedWindow, Gcra, SlidingCounter,
-    SlidingLog, WindowLog,
-};
+use crate::algorithms::Algorithm;
 use crate::error::ConfigError;
-use crate::rate::{Rate, period_us, whole_number};
+use crate::rate::{Rate, whole_number};
 
 /// A built-in algorithm that is still to be built: `Gcra::per_second(10).burst(20)`.
 ///
@@ -39,7 +34,7 @@ use crate::rate::{Rate, period_us, whole_number};
 #[must_use = "a builder limits nothing: finish with `build()`, or give it to `Limits::builder()`"]
 pub struct AlgorithmBuilder<A> {
     rate: Result<Rate, ConfigError>,
-    burst: Option<u64>,
+    pub(crate) burst: Option<u64>,
     debt: Option<u64>,
     algorithm: PhantomData<A>,
 }
@@ -60,14 +55,6 @@ impl<A: FromRate> AlgorithmBuilder<A> {
     }
 }
 
-impl AlgorithmBuilder<Gcra> {
-    /// The most that is admitted at one moment, at least 1; the number of the rate by default.
-    pub const fn burst(mut self, burst: u64) -> Self {
-        self.burst = Some(burst);
-        self
-    }
-}
-
 impl<A: Owing> AlgorithmBuilder<A> {
     /// The most that may be owed beyond the burst or the limit; nothing by default. See
     /// [`Algorithm::debt`](crate::Algorithm::debt).
@@ -79,8 +66,6 @@ impl<A: Owing> AlgorithmBuilder<A> {
 
 /// An algorithm with which a [debt](AlgorithmBuilder::debt) has a meaning.
 pub trait Owing {}
-impl Owing for Gcra {}
-impl Owing for FixedWindow {}
 
 /// A built-in algorithm that one rate describes, with a burst and a debt where it has them.
 pub trait FromRate: Algorithm + Sized {
@@ -104,48 +89,30 @@ pub trait FromRate: Algorithm + Sized {
     fn span_us(&self) -> u64;
 }
 
-impl FromRate for Gcra {
-    fn from_rate(rate: Rate, burst: Option<u64>, debt: Option<u64>) -> Result<Self, ConfigError> {
-        Self::with_debt(rate, burst.unwrap_or(rate.count()), debt.unwrap_or_default())
-    }
-
-    fn to_rate(&self) -> Rate {
-        self.refill().rate()
-    }
-
-    fn to_burst(&self) -> Option<u64> {
-        Some(self.refill().burst)
-    }
-
-    fn span_us(&self) -> u64 {
-        self.refill().full_us()
-    }
-}
-
+/// Writes the `FromStr` of an algorithm that is [`FromRate`].
 macro_rules! from_text {
-    ($($algorithm:ident),+) => { $(
-        impl FromStr for $algorithm {
+    ($algorithm:ident) => {
+        impl core::str::FromStr for $algorithm {
             type Err = ConfigError;
 
             /// Reads a rate such as `10/s`, followed by ` burst 20` and ` debt 5` where the
             /// algorithm has them.
             fn from_str(text: &str) -> Result<Self, ConfigError> {
-                let (text, debt) = split_number(text, "debt", 0)?;
-                let (rate, burst) = split_number(text, "burst", 1)?;
-                Self::from_rate(rate.parse()?, burst, debt)
+                let (text, debt) = $crate::builder::split_number(text, "debt", 0)?;
+                let (rate, burst) = $crate::builder::split_number(text, "burst", 1)?;
+                $crate::builder::FromRate::from_rate(rate.parse()?, burst, debt)
             }
         }
-
-    )+ };
+    };
 }
+pub(crate) use from_text;
 
-from_text!(Gcra);
+/// Writes [`FromRate`] and `FromStr` of an algorithm whose number is a rate, without a burst.
+macro_rules! without_burst {
+    ($window:ident = $name:literal by $span_us:ident $(owing $with_debt:ident)?) => {
+        $crate::builder::from_text!($window);
 
-macro_rules! windows {
-    ($($window:ident = $name:literal by $span_us:ident $(owing $with_debt:ident)?),+ $(,)?) => {
-        from_text!($($window),+);
-        $(
-        impl FromRate for $window {
+        impl $crate::builder::FromRate for $window {
             fn from_rate(
                 rate: Rate,
                 burst: Option<u64>,
@@ -168,72 +135,67 @@ macro_rules! windows {
                 self.$span_us()
             }
         }
-        )+
     };
 }
-
-windows! {
-    FixedWindow = "fixed-window" by window_us owing with_debt,
-    FirstRequestWindow = "first-request-window" by window_us,
-    WindowLog = "window-log" by window_us,
-    SlidingCounter = "sliding-counter" by window_us,
-    SlidingLog = "sliding-log" by window_us,
-    Concurrency = "concurrency" by lease_us,
-}
+pub(crate) use without_burst;
 
 /// `per_second` and its like, for algorithms whose number is a rate.
 macro_rules! per {
-    ($($algorithm:ident),+) => { $(
+    ($algorithm:ident) => {
         impl $algorithm {
-            per! { @
-                /// `count` per second, to be finished with [`build`](AlgorithmBuilder::build).
+            $crate::builder::per! { @
+                /// `count` per second, to be finished with
+                /// [`build`](crate::algorithm::AlgorithmBuilder::build).
                 per_second 1
-                /// `count` per minute, to be finished with [`build`](AlgorithmBuilder::build).
+                /// `count` per minute, to be finished with
+                /// [`build`](crate::algorithm::AlgorithmBuilder::build).
                 per_minute 60
-                /// `count` per hour, to be finished with [`build`](AlgorithmBuilder::build).
+                /// `count` per hour, to be finished with
+                /// [`build`](crate::algorithm::AlgorithmBuilder::build).
                 per_hour 3_600
                 /// `count` per day of 24 hours, to be finished with
-                /// [`build`](AlgorithmBuilder::build).
+                /// [`build`](crate::algorithm::AlgorithmBuilder::build).
                 per_day 86_400
             }
 
             /// `count` per `period`, a whole number of microseconds, to be finished with
-            /// [`build`](AlgorithmBuilder::build).
-            pub fn per(count: u64, period: Duration) -> AlgorithmBuilder<Self> {
-                AlgorithmBuilder::new(Rate::new(count, period))
+            /// [`build`](crate::algorithm::AlgorithmBuilder::build).
+            pub fn per(
+                count: u64,
+                period: core::time::Duration,
+            ) -> $crate::builder::AlgorithmBuilder<Self> {
+                $crate::builder::AlgorithmBuilder::new(Rate::new(count, period))
             }
         }
-    )+ };
+    };
     (@ $( $(#[$doc:meta])+ $per:ident $seconds:literal )+) => { $(
         $(#[$doc])+
-        pub fn $per(count: u64) -> AlgorithmBuilder<Self> {
-            Self::per(count, Duration::from_secs($seconds))
+        pub fn $per(count: u64) -> $crate::builder::AlgorithmBuilder<Self> {
+            Self::per(count, core::time::Duration::from_secs($seconds))
         }
     )+ };
 }
+pub(crate) use per;
 
-per!(Gcra, FixedWindow, FirstRequestWindow, WindowLog, SlidingCounter, SlidingLog);
+/// The numbers of an algorithm, as its `FromStr` reads them, after a space.
+pub(crate) trait WriteNumbers {
+    fn write_numbers(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result;
+}
 
-impl Concurrency {
-    /// `count` at the same time, each for at most `lease`, to be finished with
-    /// [`build`](AlgorithmBuilder::build).
-    ///
-    /// ```
-    /// use core::time::Duration;
-    /// use ratelimit_core::Concurrency;
-    ///
-    /// let downloads = Concurrency::at_once(20, Duration::from_secs(30)).build()?;
-    /// assert_eq!(downloads, "20/30s".parse()?);
-    /// # Ok::<(), ratelimit_core::ConfigError>(())
-    /// ```
-    pub fn at_once(count: u64, lease: Duration) -> AlgorithmBuilder<Self> {
-        AlgorithmBuilder::new(Rate::new(count, lease))
+impl<A: FromRate> WriteNumbers for A {
+    fn write_numbers(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, " {}", self.to_rate())?;
+        self.to_burst().map_or(Ok(()), |burst| write!(f, " burst {burst}"))?;
+        match self.debt() {
+            0 => Ok(()),
+            debt => write!(f, " debt {debt}"),
+        }
     }
 }
 
 /// The text before a number under this name, and the number if it is there: ` burst 20` of `10/s
 /// burst 20`.
-fn split_number<'t>(
+pub(crate) fn split_number<'t>(
     text: &'t str,
     name: &str,
     least: u64,
@@ -251,22 +213,6 @@ fn split_number<'t>(
     Ok((before, Some(number)))
 }
 
-impl FromStr for BucketedWindow {
-    type Err = ConfigError;
-
-    /// Reads `bucket 1s rates 1000/1s, 5000/10s`.
-    fn from_str(text: &str) -> Result<Self, ConfigError> {
-        let words = text.trim().strip_prefix("bucket ").and_then(|rest| rest.split_once(" rates "));
-        let (bucket, rates) = words.ok_or_else(|| {
-            ConfigError::new(format!(
-                "{text:?} is not a bucketed window; write \"bucket 1s rates 1000/1s, 5000/10s\""
-            ))
-        })?;
-        let rates = rates.split(',').map(str::parse).collect::<Result<Vec<Rate>, _>>()?;
-        Self::new(period_us(bucket)?, &rates)
-    }
-}
-
 /// What needs no building is an algorithm already: see
 /// [`LimitsBuilder::limit`](crate::LimitsBuilder::limit).
 impl From<Infallible> for ConfigError {
@@ -278,8 +224,11 @@ impl From<Infallible> for ConfigError {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::TokenBucket;
+    use crate::{
+        BucketedWindow, Concurrency, FixedWindow, Gcra, SlidingCounter, TokenBucket, WindowLog,
+    };
     use alloc::string::ToString;
+    use core::time::Duration;
 
     #[test]
     fn zero_and_out_of_range_numbers_are_errors_that_say_what_to_write() {

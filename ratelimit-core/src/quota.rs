@@ -1,10 +1,9 @@
 //! [`Quota`]: what an algorithm allows, as numbers for messages and HTTP headers.
 
-use crate::algorithms::{Algorithm, BucketedWindow};
+use crate::algorithms::Algorithm;
 use crate::builder::FromRate;
 use crate::decision::Decision;
 use crate::rate::Rate;
-use crate::stack::Stack;
 
 /// An algorithm that reports its rate and its window, as every built-in one does.
 ///
@@ -54,40 +53,16 @@ impl<A: FromRate> Quota for A {
 }
 
 /// The slower of two rates; the first of equal ones.
-fn slower(a: Rate, b: Rate) -> Rate {
+pub(crate) fn slower(a: Rate, b: Rate) -> Rate {
     let per_time =
         |rate: Rate, other: Rate| u128::from(rate.count()) * u128::from(other.period_us());
     if per_time(b, a) < per_time(a, b) { b } else { a }
 }
 
-impl Quota for BucketedWindow {
-    fn rate(&self) -> Option<Rate> {
-        let rates = self.windows().iter().map(|w| Rate::of_built(w.limit, w.span_us));
-        rates.reduce(slower)
-    }
-
-    fn window_us(&self, decision: &Decision) -> Option<u64> {
-        let same = self.windows().iter().filter(|window| window.limit == decision.limit);
-        same.map(|window| window.span_us).max()
-    }
-}
-
-/// The slowest of its limits' rates, and the window of the limit that the decision shows.
-impl<A: Quota> Quota for Stack<A> {
-    fn rate(&self) -> Option<Rate> {
-        self.limits().iter().filter_map(Quota::rate).reduce(slower)
-    }
-
-    fn window_us(&self, decision: &Decision) -> Option<u64> {
-        let shown = self.limits().iter().filter(|limit| limit.capacity() == decision.limit);
-        shown.filter_map(|limit| limit.window_us(decision)).max()
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{AnyAlgorithm, Gcra, Timestamp};
+    use crate::{AnyAlgorithm, Gcra, Stack, Timestamp};
     use core::time::Duration;
 
     fn decision(limit: u64) -> Decision {

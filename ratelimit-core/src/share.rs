@@ -3,9 +3,8 @@
 use core::num::NonZeroU64;
 
 use alloc::format;
-use alloc::vec::Vec;
 
-use crate::algorithms::{Algorithm, BucketedWindow};
+use crate::algorithms::Algorithm;
 use crate::builder::FromRate;
 use crate::error::ConfigError;
 use crate::rate::Rate;
@@ -56,7 +55,7 @@ fn divide_rate(rate: Rate, nodes: NonZeroU64) -> Result<Rate, ConfigError> {
 }
 
 /// The rate of a share of a window, whose length stays.
-fn window(count: u64, window_us: u64, nodes: NonZeroU64) -> Result<Rate, ConfigError> {
+pub(crate) fn window(count: u64, window_us: u64, nodes: NonZeroU64) -> Result<Rate, ConfigError> {
     Rate::per_us(part(count, nodes)?, window_us)
 }
 
@@ -70,12 +69,5 @@ impl<A: FromRate> Share for A {
                 Self::from_rate(divide_rate(self.to_rate(), nodes)?, Some(burst), debt)
             }
         }
-    }
-}
-
-impl Share for BucketedWindow {
-    fn share(&self, nodes: NonZeroU64) -> Result<Self, ConfigError> {
-        let rates = self.windows().iter().map(|one| window(one.limit, one.span_us, nodes));
-        Self::new(self.bucket_us(), &rates.collect::<Result<Vec<_>, _>>()?)
     }
 }

@@ -10,6 +10,8 @@ use core::num::NonZeroU64;
 use crate::algorithms::{Algorithm, MaybeStep, Step, Write};
 use crate::decision::{Decision, summarise};
 use crate::error::ConfigError;
+use crate::quota::{Quota, slower};
+use crate::rate::Rate;
 use crate::reservation::Reservation;
 use crate::share::Share;
 use crate::timestamp::Timestamp;
@@ -241,5 +243,17 @@ impl<A: Share> Share for Stack<A> {
     fn share(&self, nodes: NonZeroU64) -> Result<Self, ConfigError> {
         let shares = self.limits.iter().map(|limit| limit.share(nodes));
         Self::new(shares.collect::<Result<Vec<_>, _>>()?)
+    }
+}
+
+/// The slowest of its limits' rates, and the window of the limit that the decision shows.
+impl<A: Quota> Quota for Stack<A> {
+    fn rate(&self) -> Option<Rate> {
+        self.limits().iter().filter_map(Quota::rate).reduce(slower)
+    }
+
+    fn window_us(&self, decision: &Decision) -> Option<u64> {
+        let shown = self.limits().iter().filter(|limit| limit.capacity() == decision.limit);
+        shown.filter_map(|limit| limit.window_us(decision)).max()
     }
 }

@@ -14,14 +14,20 @@
 use alloc::borrow::Cow;
 use alloc::format;
 use alloc::vec::Vec;
+use core::fmt;
+use core::num::NonZeroU64;
+use core::str::FromStr;
 
 use crate::algorithms::{Algorithm, MaybeStep, Step, Write, undone_by_refund};
+use crate::builder::WriteNumbers;
 use crate::decision::Decision;
 use crate::entries::after_refund;
 use crate::error::ConfigError;
 use crate::in_memory::{InMemory, counts_entries};
-use crate::rate::{Period, Rate, gcd, kind_of_window};
+use crate::quota::{Quota, slower};
+use crate::rate::{Period, Rate, gcd, kind_of_window, period_us};
 use crate::reservation::Reservation;
+use crate::share::{Share, window};
 use crate::timestamp::Timestamp;
 
 /// The most windows that share buckets.
@@ -365,4 +371,51 @@ impl InMemory for BucketedWindow {
     }
 
     counts_entries!(buckets);
+}
+
+impl FromStr for BucketedWindow {
+    type Err = ConfigError;
+
+    /// Reads `bucket 1s rates 1000/1s, 5000/10s`.
+    fn from_str(text: &str) -> Result<Self, ConfigError> {
+        let words = text.trim().strip_prefix("bucket ").and_then(|rest| rest.split_once(" rates "));
+        let (bucket, rates) = words.ok_or_else(|| {
+            ConfigError::new(format!(
+                "{text:?} is not a bucketed window; write \"bucket 1s rates 1000/1s, 5000/10s\""
+            ))
+        })?;
+        let rates = rates.split(',').map(str::parse).collect::<Result<Vec<Rate>, _>>()?;
+        Self::new(period_us(bucket)?, &rates)
+    }
+}
+
+impl WriteNumbers for BucketedWindow {
+    fn write_numbers(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let length = |us| Period { us, times_one: true };
+        write!(f, " bucket {} rates ", length(self.bucket_us()))?;
+        for (position, window) in self.windows().iter().enumerate() {
+            let comma = if position > 0 { ", " } else { "" };
+            write!(f, "{comma}{}/{}", window.limit, length(window.span_us))?;
+        }
+        Ok(())
+    }
+}
+
+impl Quota for BucketedWindow {
+    fn rate(&self) -> Option<Rate> {
+        let rates = self.windows().iter().map(|w| Rate::of_built(w.limit, w.span_us));
+        rates.reduce(slower)
+    }
+
+    fn window_us(&self, decision: &Decision) -> Option<u64> {
+        let same = self.windows().iter().filter(|window| window.limit == decision.limit);
+        same.map(|window| window.span_us).max()
+    }
+}
+
+impl Share for BucketedWindow {
+    fn share(&self, nodes: NonZeroU64) -> Result<Self, ConfigError> {
+        let rates = self.windows().iter().map(|one| window(one.limit, one.span_us, nodes));
+        Self::new(self.bucket_us(), &rates.collect::<Result<Vec<_>, _>>()?)
+    }
 }

@@ -14,6 +14,7 @@
 
 use alloc::format;
 
+use crate::builder::{AlgorithmBuilder, without_burst};
 use crate::entries::{LogState, LoggedWindow};
 use crate::error::ConfigError;
 use crate::rate::Rate;
@@ -66,6 +67,25 @@ impl Concurrency {
     #[must_use]
     pub const fn lease_us(&self) -> u64 {
         self.window_us
+    }
+}
+
+without_burst!(Concurrency = "concurrency" by lease_us);
+
+impl Concurrency {
+    /// `count` at the same time, each for at most `lease`, to be finished with
+    /// [`build`](AlgorithmBuilder::build).
+    ///
+    /// ```
+    /// use core::time::Duration;
+    /// use ratelimit_core::Concurrency;
+    ///
+    /// let downloads = Concurrency::at_once(20, Duration::from_secs(30)).build()?;
+    /// assert_eq!(downloads, "20/30s".parse()?);
+    /// # Ok::<(), ratelimit_core::ConfigError>(())
+    /// ```
+    pub fn at_once(count: u64, lease: core::time::Duration) -> AlgorithmBuilder<Self> {
+        AlgorithmBuilder::new(Rate::new(count, lease))
     }
 }
 

@@ -24,6 +24,7 @@ use alloc::borrow::Cow;
 use alloc::format;
 
 use crate::algorithms::{Algorithm, MaybeStep, Recovery, Step, Write};
+use crate::builder::{Owing, per, without_burst};
 use crate::error::ConfigError;
 use crate::in_memory::InMemory;
 use crate::rate::{Rate, kind_of_window};
@@ -326,3 +327,10 @@ impl<const ALIGNED: bool> Algorithm for CountedWindow<ALIGNED> {
 }
 
 impl<const ALIGNED: bool> InMemory for CountedWindow<ALIGNED> {}
+
+per!(FixedWindow);
+without_burst!(FixedWindow = "fixed-window" by window_us owing with_debt);
+impl Owing for FixedWindow {}
+
+per!(FirstRequestWindow);
+without_burst!(FirstRequestWindow = "first-request-window" by window_us);

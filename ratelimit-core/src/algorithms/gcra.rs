@@ -54,6 +54,7 @@
 mod fast;
 mod step;
 
+use crate::builder::{AlgorithmBuilder, FromRate, Owing, from_text, per};
 use crate::error::ConfigError;
 use crate::rate::{Rate, Refill};
 use crate::timestamp::Timestamp;
@@ -163,3 +164,34 @@ impl Gcra {
         &self.refill
     }
 }
+
+per!(Gcra);
+from_text!(Gcra);
+
+impl FromRate for Gcra {
+    fn from_rate(rate: Rate, burst: Option<u64>, debt: Option<u64>) -> Result<Self, ConfigError> {
+        Self::with_debt(rate, burst.unwrap_or(rate.count()), debt.unwrap_or_default())
+    }
+
+    fn to_rate(&self) -> Rate {
+        self.refill().rate()
+    }
+
+    fn to_burst(&self) -> Option<u64> {
+        Some(self.refill().burst)
+    }
+
+    fn span_us(&self) -> u64 {
+        self.refill().full_us()
+    }
+}
+
+impl AlgorithmBuilder<Gcra> {
+    /// The most that is admitted at one moment, at least 1; the number of the rate by default.
+    pub const fn burst(mut self, burst: u64) -> Self {
+        self.burst = Some(burst);
+        self
+    }
+}
+
+impl Owing for Gcra {}

@@ -19,6 +19,7 @@ use alloc::borrow::Cow;
 use alloc::format;
 
 use crate::algorithms::{Algorithm, MaybeStep, Step, Write, undone_by_refund};
+use crate::builder::{per, without_burst};
 use crate::decision::Decision;
 use crate::error::ConfigError;
 use crate::in_memory::InMemory;
@@ -250,3 +251,6 @@ fn multiplied_divided(a: u64, b: u64, c: u64) -> (u64, u64) {
     let (product, c) = (u128::from(a) * u128::from(b), u128::from(c));
     ((product / c) as u64, (product % c) as u64)
 }
+
+per!(SlidingCounter);
+without_burst!(SlidingCounter = "sliding-counter" by window_us);

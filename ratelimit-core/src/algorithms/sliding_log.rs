@@ -9,6 +9,7 @@
 //! The arithmetic is in `entries.rs`. `sliding_log.lua` in `ratelimit-redis` is the same algorithm
 //! in Lua, on a sorted set.
 
+use crate::builder::{per, without_burst};
 use crate::entries::{LogState, LoggedWindow};
 use crate::error::ConfigError;
 use crate::rate::Rate;
@@ -48,3 +49,6 @@ impl SlidingLog {
         self.window_us
     }
 }
+
+per!(SlidingLog);
+without_burst!(SlidingLog = "sliding-log" by window_us);

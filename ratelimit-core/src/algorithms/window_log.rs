@@ -13,6 +13,7 @@ use alloc::sync::Arc;
 use alloc::vec::Vec;
 
 use crate::algorithms::{Algorithm, MaybeStep, Step, Write, undone_by_refund};
+use crate::builder::{per, without_burst};
 use crate::decision::Decision;
 use crate::entries::{after_refund, sum};
 use crate::error::ConfigError;
@@ -241,3 +242,6 @@ impl InMemory for WindowLog {
 
     counts_entries!(entries);
 }
+
+per!(WindowLog);
+without_burst!(WindowLog = "window-log" by window_us);

@@ -6,10 +6,8 @@ use core::fmt;
 use core::str::FromStr;
 
 use super::AnyAlgorithm;
-use crate::algorithms::BucketedWindow;
-use crate::builder::FromRate;
+use crate::builder::WriteNumbers;
 use crate::error::{ConfigError, did_you_mean};
-use crate::rate::Period;
 
 /// The name of the algorithm and its numbers.
 ///
@@ -26,34 +24,6 @@ impl fmt::Display for AnyAlgorithm {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.name())?;
         dispatched!(self, |algorithm| algorithm.write_numbers(f))
-    }
-}
-
-/// The numbers of an algorithm, as its `FromStr` reads them, after a space.
-trait WriteNumbers {
-    fn write_numbers(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result;
-}
-
-impl<A: FromRate> WriteNumbers for A {
-    fn write_numbers(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, " {}", self.to_rate())?;
-        self.to_burst().map_or(Ok(()), |burst| write!(f, " burst {burst}"))?;
-        match self.debt() {
-            0 => Ok(()),
-            debt => write!(f, " debt {debt}"),
-        }
-    }
-}
-
-impl WriteNumbers for BucketedWindow {
-    fn write_numbers(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let length = |us| Period { us, times_one: true };
-        write!(f, " bucket {} rates ", length(self.bucket_us()))?;
-        for (position, window) in self.windows().iter().enumerate() {
-            let comma = if position > 0 { ", " } else { "" };
-            write!(f, "{comma}{}/{}", window.limit, length(window.span_us))?;
-        }
-        Ok(())
     }
 }
 
