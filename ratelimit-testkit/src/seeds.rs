@@ -15,26 +15,52 @@ use ratelimit_core::{
 use crate::capability::Able;
 use crate::trace::made::{Instance, Pool};
 
-/// An algorithm by name.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum AlgorithmKind {
-    /// [`Gcra`]
-    Gcra,
-    /// [`FixedWindow`]
-    FixedWindow,
-    /// [`FirstRequestWindow`]
-    FirstRequestWindow,
-    /// [`WindowLog`]
-    WindowLog,
-    /// [`BucketedWindow`], with a second, longer window
-    BucketedWindow,
-    /// [`SlidingCounter`]
-    SlidingCounter,
-    /// [`SlidingLog`]
-    SlidingLog,
-    /// [`Concurrency`]
-    Concurrency,
+/// The list of algorithms. Gives a macro, after what it is given besides, each one's name in tests
+/// and its type.
+#[doc(hidden)]
+#[macro_export]
+macro_rules! __each_algorithm {
+    ([$($callback:tt)+] $($given:tt)*) => {
+        $($callback)+! {
+            $($given)*
+            gcra: Gcra,
+            fixed_window: FixedWindow,
+            first_request_window: FirstRequestWindow,
+            window_log: WindowLog,
+            bucketed_window: BucketedWindow,
+            sliding_counter: SlidingCounter,
+            sliding_log: SlidingLog,
+            concurrency: Concurrency
+        }
+    };
 }
+
+/// Writes [`AlgorithmKind`].
+macro_rules! kinds {
+    ($($test:ident: $kind:ident),+) => {
+        /// An algorithm by name.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+        pub enum AlgorithmKind {
+            $(
+                #[doc = concat!("[`", stringify!($kind), "`]")]
+                $kind,
+            )+
+        }
+
+        impl AlgorithmKind {
+            /// All algorithms.
+            pub const ALL: [Self; [$(stringify!($kind)),+].len()] = [$(Self::$kind),+];
+
+            /// The kind of an algorithm.
+            #[must_use]
+            pub const fn from_algorithm(algorithm: &AnyAlgorithm) -> Self {
+                match algorithm { $( AnyAlgorithm::$kind(_) => Self::$kind, )+ }
+            }
+        }
+    };
+}
+
+__each_algorithm!([kinds]);
 
 /// Rates and bursts of the buckets.
 const BUCKETS: &[(&str, u64)] = &[
@@ -88,18 +114,6 @@ const TINY_OWING: [&str; 4] = [
 ];
 
 impl AlgorithmKind {
-    /// All algorithms.
-    pub const ALL: [Self; 8] = [
-        Self::Gcra,
-        Self::FixedWindow,
-        Self::FirstRequestWindow,
-        Self::WindowLog,
-        Self::BucketedWindow,
-        Self::SlidingCounter,
-        Self::SlidingLog,
-        Self::Concurrency,
-    ];
-
     /// The algorithms that can count attempts.
     pub const ATTEMPTS: [Self; 7] = {
         // All but the leases, which stand last.
@@ -115,22 +129,8 @@ impl AlgorithmKind {
     /// The algorithms whose charges can be reserved and settled later.
     pub const RESERVATIONS: [Self; 3] = [Self::Gcra, Self::FixedWindow, Self::Concurrency];
 
-    /// The kind of an algorithm.
-    #[must_use]
-    pub const fn from_algorithm(algorithm: &AnyAlgorithm) -> Self {
-        match algorithm {
-            AnyAlgorithm::Gcra(_) => Self::Gcra,
-            AnyAlgorithm::FixedWindow(_) => Self::FixedWindow,
-            AnyAlgorithm::FirstRequestWindow(_) => Self::FirstRequestWindow,
-            AnyAlgorithm::BucketedWindow(_) => Self::BucketedWindow,
-            AnyAlgorithm::SlidingCounter(_) => Self::SlidingCounter,
-            AnyAlgorithm::WindowLog(_) => Self::WindowLog,
-            AnyAlgorithm::SlidingLog(_) => Self::SlidingLog,
-            AnyAlgorithm::Concurrency(_) => Self::Concurrency,
-        }
-    }
-
-    /// An algorithm of this kind at this rate; one without a burst ignores it.
+    /// An algorithm of this kind at this rate; one without a burst ignores it. A bucketed window
+    /// has a second, longer window.
     ///
     /// # Panics
     /// If the numbers do not form a valid limit.
@@ -362,6 +362,21 @@ pub(crate) fn full_us(algorithm: &AnyAlgorithm) -> u64 {
         AnyAlgorithm::WindowLog(log) => log.window_us(),
         AnyAlgorithm::SlidingLog(log) => log.window_us(),
         AnyAlgorithm::Concurrency(leases) => leases.lease_us(),
+    }
+}
+
+/// The length of a clock-aligned window, or the part of it in which nothing leaves the window;
+/// `None` if its windows are not aligned to the clock.
+pub(crate) fn aligned_us(algorithm: &AnyAlgorithm) -> Option<u64> {
+    match algorithm {
+        AnyAlgorithm::FixedWindow(window) => Some(window.window_us()),
+        AnyAlgorithm::SlidingCounter(counter) => Some(counter.window_us()),
+        AnyAlgorithm::BucketedWindow(window) => Some(window.bucket_us()),
+        AnyAlgorithm::Gcra(_)
+        | AnyAlgorithm::FirstRequestWindow(_)
+        | AnyAlgorithm::WindowLog(_)
+        | AnyAlgorithm::SlidingLog(_)
+        | AnyAlgorithm::Concurrency(_) => None,
     }
 }
 

@@ -23,15 +23,8 @@ macro_rules! conformance {
 
             mod agrees_on {
                 type Harnessed = super::Harnessed;
+                $crate::__each_algorithm!([$crate::__tests] $name, [Agrees, AgreesAfterAChange],);
                 $crate::__tests!($name, [Agrees, AgreesAfterAChange], [
-                    gcra [of(Gcra)]
-                    fixed_window [of(FixedWindow)]
-                    first_request_window [of(FirstRequestWindow)]
-                    window_log [of(WindowLog)]
-                    bucketed_window [of(BucketedWindow)]
-                    sliding_counter [of(SlidingCounter)]
-                    sliding_log [of(SlidingLog)]
-                    concurrency [of(Concurrency)]
                     batches [Mixed]
                     reservations [Reservations]
                 ]);
@@ -85,6 +78,9 @@ macro_rules! conformance {
 macro_rules! __tests {
     ($name:ident, $properties:tt, [$($test:ident $scope:tt)+]) => {
         $( $crate::__tests!(@one $name, $properties, $test, $scope); )+
+    };
+    ($name:ident, $properties:tt, $($test:ident: $kind:ident),+) => {
+        $( $crate::__tests!(@one $name, $properties, $test, [of($kind)]); )+
     };
     (@one $name:ident, [$($property:ident),+], $test:ident, $scope:tt) => {
         #[test]

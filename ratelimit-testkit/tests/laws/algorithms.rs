@@ -2,10 +2,7 @@
 //! memory.
 
 use ratelimit_core::algorithm::{InMemory, Step, Write};
-use ratelimit_core::{
-    Algorithm, AnyAlgorithm, BucketedWindow, Concurrency, Decision, FirstRequestWindow,
-    FixedWindow, Gcra, SlidingCounter, SlidingLog, Timestamp, WindowLog,
-};
+use ratelimit_core::{Algorithm, AnyAlgorithm, Decision, Timestamp};
 use ratelimit_testkit::{AlgorithmHarness, AlgorithmKind, Instance, algorithm_conformance};
 
 /// A charge at the beginning of a sliding counter's window fades until the end of the next one.
@@ -38,9 +35,10 @@ macro_rules! harness {
 
 /// The laws for each algorithm by its own type, on the seeds of its kind.
 macro_rules! alone {
-    ($($name:ident: $algorithm:ident),+ $(,)?) => { $(
+    ($($name:ident: $algorithm:ident),+) => { $(
         mod $name {
             use super::*;
+            use ratelimit_core::$algorithm;
 
             harness!(Seeds of $algorithm, {
                 let own = |algorithm: AnyAlgorithm| match algorithm {
@@ -55,16 +53,7 @@ macro_rules! alone {
     )+ };
 }
 
-alone! {
-    gcra: Gcra,
-    fixed_window: FixedWindow,
-    first_request_window: FirstRequestWindow,
-    window_log: WindowLog,
-    bucketed_window: BucketedWindow,
-    sliding_counter: SlidingCounter,
-    sliding_log: SlidingLog,
-    concurrency: Concurrency,
-}
+ratelimit_testkit::__each_algorithm!([alone]);
 
 // Limits that count attempts, and some that do not, of any algorithm.
 harness!(AnyAlgorithms of AnyAlgorithm, {

@@ -11,7 +11,7 @@ use crate::law::{LawResult, ensure};
 use crate::laws::own_clock::{ADJUSTED, BEGIN_US, COARSE_US, Time};
 use crate::laws::{Said, Subject};
 use crate::pure::PureStore;
-use crate::seeds::{AlgorithmKind, full_us, refill};
+use crate::seeds::{AlgorithmKind, aligned_us, full_us, refill};
 use crate::trace::{Ask, Trace, TraceRequest};
 
 /// Law 14 for a running clock: at its own time the store decides a whole trace as the pure step
@@ -80,7 +80,7 @@ impl<'t> TraceReservations<'t> {
             match (request.op, request.id) {
                 _ if !kind.is_bucket() && kind != AlgorithmKind::Concurrency => {}
                 (Op::Peek, _) => {}
-                (Op::Settle | Op::Renew | Op::Extend, id) => {
+                (op, id) if op.needs_id() => {
                     let id = id.map(|id| (limit, key, id));
                     matters |= id.is_some_and(|id| {
                         self.known.contains(&id) && !self.settles_alike.contains(&id)
@@ -95,7 +95,7 @@ impl<'t> TraceReservations<'t> {
                 (Op::Acquire, None) => {
                     self.settles_alike.retain(|known| !(kind.is_bucket() && same(known)));
                 }
-                (Op::Refund | Op::Force | Op::Adopt | Op::Reset, _) => {
+                _ => {
                     self.settles_alike.retain(|known| !same(known));
                 }
             }
@@ -148,7 +148,7 @@ impl<'a> RunningStore<'a> {
     ) -> Result<Self, String> {
         // The longest window comes first: it is a multiple of the others, so it tells their
         // progress, too.
-        let windows = limits.iter().map(|limit| window_us(limit.algorithm()).unwrap_or(0));
+        let windows = limits.iter().map(|limit| aligned_us(limit.algorithm()).unwrap_or(0));
         let mut windows: Vec<(u64, usize)> = windows.zip(0..).collect();
         windows.sort_unstable_by_key(|(window_us, position)| (Reverse(*window_us), *position));
         let aligned = windows.iter().map(|(us, _)| *us).filter(|us| *us > 0).collect::<Vec<_>>();
@@ -198,7 +198,7 @@ impl<'a> RunningStore<'a> {
     pub(crate) fn is_steady(&self, passed: &Passed) -> bool {
         self.limits.iter().all(|limit| {
             let algorithm = limit.algorithm();
-            let (gone_us, left_us) = match window_us(algorithm) {
+            let (gone_us, left_us) = match aligned_us(algorithm) {
                 Some(window_us) => {
                     let gone_us = self.at.as_us() % window_us;
                     (gone_us, window_us - gone_us)
@@ -221,16 +221,6 @@ impl<'a> RunningStore<'a> {
             self.limits,
             &TraceRequest { at: self.at, ..request.clone() },
         )
-    }
-}
-
-/// The length of a clock-aligned window, or the part of it in which nothing leaves the window.
-fn window_us(algorithm: &AnyAlgorithm) -> Option<u64> {
-    match algorithm {
-        AnyAlgorithm::FixedWindow(window) => Some(window.window_us()),
-        AnyAlgorithm::SlidingCounter(counter) => Some(counter.window_us()),
-        AnyAlgorithm::BucketedWindow(window) => Some(window.bucket_us()),
-        _ => None,
     }
 }
 
