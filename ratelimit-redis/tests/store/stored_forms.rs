@@ -220,3 +220,17 @@ async fn what_is_stored_now_is_what_the_release_stores() {
         difference(&now)
     );
 }
+
+#[test]
+fn the_file_has_every_algorithm_in_every_mode_that_serves_it() {
+    let (every, native): (&[&str], &[&str]) = (AnyAlgorithm::NAMES, &NATIVE);
+    for (mode, names) in [(Lua::NAME, every), (Cas::NAME, every), (Multi::NAME, native)] {
+        for name in names {
+            let has = |block: &Block<'_>| {
+                let is_it = |limit: &Limit<AnyAlgorithm>| limit.algorithm().name() == *name;
+                block.mode == mode && block.limits.iter().any(is_it)
+            };
+            assert!(blocks().any(|block| has(&block)), "no state of {name} in the mode {mode}");
+        }
+    }
+}
