@@ -98,8 +98,8 @@ const MOST_JITTER_US: u64 = 1_000;
 ///
 /// A request waits at most twice, and for [50 ms](DenialCacheBuilder::max_wait) in all. If the
 /// states admit it even then, as where a limit refills faster than the store answers, it goes to
-/// the store if it also passes after those in flight. Otherwise it is denied as if these were
-/// decided already: only then may an answer be one that the store would have given a call later. A
+/// the store if it also passes after those in flight. Otherwise it is denied, counting the requests
+/// in flight as charged. This is the only case in which the answer may come one call too early. A
 /// request whose states are not known by then, or too old, goes to the store. A limit whose burst
 /// is smaller than what it refills during a call admits one burst per call while many requests
 /// press.
