@@ -2,7 +2,7 @@
 //!
 //! A row is an implementation of [`BuiltIn`] and, beside it, the form of the state in
 //! [`Cas`](crate::Cas) and, if a transaction can decide the algorithm, a [`MultiProgram`]. The list
-//! at the end names the rows. Wherever the algorithms are told apart, it writes the code.
+//! at the end names the rows. Wherever the algorithms are distinguished, it writes the code.
 
 use ratelimit_core::algorithm::{
     AnyState, BucketCount, BucketedWindowState, ConcurrencyState, FirstRequestState,
