@@ -159,11 +159,20 @@ pub fn step_compact<A: InMemory>(
     now: Timestamp,
     cost: u64,
 ) -> Option<Step<Compact>> {
+    through_states::<A>(state, |state| algorithm.step(state, now, cost))
+}
+
+/// Decodes a compact state for a step, and encodes the next state.
+#[inline]
+pub(crate) fn through_states<A: InMemory>(
+    state: Option<Compact>,
+    step: impl FnOnce(Option<&A::State>) -> Step<A::State>,
+) -> Option<Step<Compact>> {
     let state = match state {
         Some(compact) => Some(A::from_compact(compact)?),
         None => None,
     };
-    algorithm.step(state.as_ref(), now, cost).try_map(|state| A::to_compact(&state))
+    step(state.as_ref()).try_map(|state| A::to_compact(&state))
 }
 
 /// The provided [`step_in_place`](InMemory::step_in_place), for overrides that fall back on it.

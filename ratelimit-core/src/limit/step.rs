@@ -8,7 +8,7 @@ use alloc::format;
 use super::Limit;
 use crate::algorithms::{Algorithm, Step};
 use crate::error::ConfigError;
-use crate::in_memory::{Compact, InMemory, step_compact};
+use crate::in_memory::{Compact, InMemory, through_states};
 use crate::timestamp::Timestamp;
 
 impl<A: Algorithm> Limit<A> {
@@ -144,25 +144,7 @@ impl<A: InMemory> Limit<A> {
         now: Timestamp,
         cost: u64,
     ) -> Option<Step<Compact>> {
-        if self.counts_attempts {
-            self.step_attempt_compact(state, now, cost)
-        } else {
-            step_compact(&self.algorithm, state, now, cost)
-        }
-    }
-
-    #[cold]
-    fn step_attempt_compact(
-        &self,
-        state: Option<Compact>,
-        now: Timestamp,
-        cost: u64,
-    ) -> Option<Step<Compact>> {
-        let state = match state {
-            Some(compact) => Some(A::from_compact(compact)?),
-            None => None,
-        };
-        self.step_attempt(state.as_ref(), now, cost).try_map(|state| A::to_compact(&state))
+        through_states::<A>(state, |state| self.step(state, now, cost))
     }
 }
 
