@@ -5,7 +5,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use ratelimit_core::store::{Batch, Check, Op};
-use ratelimit_core::{Algorithm, AnyAlgorithm, Limit, ReservationId, Store};
+use ratelimit_core::{AnyAlgorithm, Limit, ReservationId, Store};
 
 use crate::connection::{Argument, Connection, Reply};
 use crate::error::{RedisError, Result, is_denied};
@@ -142,7 +142,7 @@ impl<M: Mode, C: Connection> RedisStore<M, C> {
             let check = Check { limit: &limit, key: identifier, cost: 1 };
             let batch = Batch::one(&check);
             let _ = self.apply(&batch).await?;
-            if !limit.counts_attempts() && limit.algorithm().reservation_us().is_some() {
+            if limit.reservation_us().is_some() {
                 let id = ReservationId::random();
                 let _ = self.apply(&batch.id(id)).await?;
                 let _ = self.apply(&batch.op(Op::Settle).id(id)).await?;

@@ -39,10 +39,20 @@ impl<A: LuaProgram> Mode<A> for Lua {
         store: &'s RedisStore<Self, C>,
         batch: &'s Batch<'s, A>,
         deadline: Deadline,
-        left: Option<&'s mut Option<Snapshot<A::State>>>,
+        mut left: Option<&'s mut Option<Snapshot<A::State>>>,
     ) -> impl Future<Output = Result<Verdict>> + Send {
         // Boxed once, so that the futures of the layers around a store stay small.
-        Box::pin(store.apply_in_one_slot(batch, deadline, left))
+        Box::pin(async move {
+            if matches!(batch.operation(), Op::Refund | Op::Force | Op::Adopt) {
+                refuse_unsupported(batch)?;
+            }
+            let call = Call::of(&store.inner, batch, deadline)?;
+            match call.apply_merged(left.as_deref_mut()).await? {
+                Some(verdict) => Ok(verdict),
+                // Rare and large: unboxed, it would enlarge every request's future.
+                None => Box::pin(call.apply_driver(left)).await,
+            }
+        })
     }
 
     async fn would_decide<'s, C: Connection>(
@@ -95,25 +105,5 @@ impl<A: LuaProgram> Mode<A> for Lua {
 
     fn newest_at(limit: &str) -> Option<NewestAt> {
         states::newest_at(limit)
-    }
-}
-
-impl<C: Connection> RedisStore<Lua, C> {
-    /// Runs the batch, and notes the states that it left where that is asked for and known.
-    pub(crate) async fn apply_in_one_slot<A: LuaProgram>(
-        &self,
-        batch: &Batch<'_, A>,
-        deadline: Deadline,
-        mut left: Option<&mut Option<Snapshot<A::State>>>,
-    ) -> Result<Verdict> {
-        if matches!(batch.operation(), Op::Refund | Op::Force | Op::Adopt) {
-            refuse_unsupported(batch)?;
-        }
-        let call = Call::of(&self.inner, batch, deadline)?;
-        match call.apply_merged(left.as_deref_mut()).await? {
-            Some(verdict) => Ok(verdict),
-            // Rare and large: unboxed, it would enlarge every request's future.
-            None => Box::pin(call.apply_driver(left)).await,
-        }
     }
 }

@@ -90,7 +90,7 @@ impl Leases {
 
 /// How long a lease of this limit lasts; `None` if it has none.
 fn lease_us(limit: &Limit<AnyAlgorithm>) -> Option<u64> {
-    limit.algorithm().reservation_us().filter(|_| limit.algorithm().has_leases())
+    limit.reservation_us().filter(|_| limit.algorithm().has_leases())
 }
 
 /// Drops ended leases. Returns `at`, or the newest lease's time if the clock went back.

@@ -20,7 +20,7 @@ use crate::native::{Entry, EntryStorage, MultiProgram, Native, last_window, sum}
 
 /// What this crate knows of a built-in algorithm.
 trait BuiltIn: Algorithm {
-    /// Its twin.
+    /// Its twin: a static, since [`Program::is_built_in`] finds it by its address.
     const PROGRAM: &'static Program;
 
     /// The twin with this limit's numbers, in the order in which the program names them.
