@@ -14,6 +14,7 @@ use std::fmt::Write as _;
 use std::sync::LazyLock;
 
 use ratelimit_servers::RespClient;
+use ratelimit_testkit::Instance;
 
 use crate::common::prelude::*;
 
@@ -28,6 +29,8 @@ const BEGIN_US: u64 = 1_800_000_000_000_000;
 struct Block<'f> {
     comments: Vec<&'f str>,
     mode: &'f str,
+    /// The limits in words.
+    words: String,
     limits: Vec<Limit<AnyAlgorithm>>,
     lines: Vec<(&'f str, &'f str)>,
 }
@@ -45,11 +48,15 @@ fn blocks() -> impl Iterator<Item = Block<'static>> {
             block.lines().partition(|line| line.starts_with('#'));
         let mut lines = lines.into_iter();
         let (mode, limits) = lines.next().and_then(|line| line.split_once(": ")).expect(block);
-        let named = ["first", "second"].iter().zip(limits.split("; "));
+        let read = |words: &str| words.parse::<Instance<AnyAlgorithm>>().expect(words);
+        let limits: Vec<_> = limits.split("; ").map(read).collect();
+        let words: Vec<_> = limits.iter().map(ToString::to_string).collect();
+        let named = ["first", "second"].iter().zip(limits);
         Block {
             comments,
             mode,
-            limits: named.map(|(name, policy)| limit(name, policy)).collect(),
+            words: words.join("; "),
+            limits: named.map(|(name, limit)| limit.named(name)).collect(),
             lines: lines.map(|line| line.split_once(' ').expect(line)).collect(),
         }
     })
@@ -151,7 +158,7 @@ async fn forms(origin: Origin) -> String {
     let lua = plain(&server).await;
     let (modes, mut client) = (in_every_mode(&lua), server.client().expect("it is up"));
     let mut forms = String::new();
-    for Block { comments, mode, limits, lines } in blocks() {
+    for Block { comments, mode, words, limits, lines } in blocks() {
         let (_, store) = modes.iter().find(|(name, _)| *name == mode).expect(mode);
         tell(&server, &["FLUSHALL"]);
         let all =
@@ -168,11 +175,7 @@ async fn forms(origin: Origin) -> String {
             }
         }
         let stored = stored(&server, &mut client, mode);
-        let words = limits.iter().map(|limit| {
-            let attempts = if limit.counts_attempts() { " count attempts" } else { "" };
-            format!("{}{attempts}", limit.algorithm())
-        });
-        let head = format!("{mode}: {}", words.collect::<Vec<_>>().join("; "));
+        let head = format!("{mode}: {words}");
         let wrote = wrote.iter().map(|request| format!("wrote {request}"));
         let stored = stored.iter().map(|command| format!("stored {command}"));
         let comments = comments.iter().map(ToString::to_string);
