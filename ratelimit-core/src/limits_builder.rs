@@ -7,7 +7,7 @@ use crate::any_algorithm::AnyAlgorithm;
 use crate::error::ConfigError;
 use crate::limit::{Limit, Limits, OnOutage};
 
-/// Limits, one after the other, of whatever becomes the same type of algorithm. See
+/// Builds limits one after the other. Each converts its algorithm to the same type `A`. See
 /// [`Limits::builder`].
 ///
 /// [`build`](Self::build) returns the first mistake, with the name of its limit.

@@ -33,8 +33,8 @@ pub(super) const SCENARIOS: [Scenario; 4] = [
 ];
 
 /// The outcome that every decision of a measurement has, and the limit that makes it so. Every key
-/// is charged `first_cost` beforehand, so that its state outlives the run: what is measured is a
-/// decision on a held key.
+/// is charged `first_cost` beforehand, so its state outlives the run, and a run measures decisions
+/// on held keys.
 #[derive(Clone, Copy)]
 pub(super) struct ScenarioOutcome {
     pub(super) name: &'static str,

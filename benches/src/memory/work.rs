@@ -156,9 +156,8 @@ pub(super) fn run(quick: bool, report: &mut BenchReport) -> Fallible {
         let limitador = || Limitador::new(outcome.allowance, THOUSAND.key_count);
         let governor = || Governor::new(outcome.allowance);
         let (counter, single) = (limitador()?, governor()?);
-        // limitador has no leases: a counter that is charged for the one, and again for the other,
-        // as two decisions of ours are. What is denied is not released: there one decision is
-        // beside one.
+        // limitador has no leases. Ours makes two decisions per admitted request, a grant and a
+        // release, so this charges a counter twice. A denied request is not released: one decision.
         let leased = limitador()?;
         let leased = ByFunction(|key: &CallerKey| {
             leased.check(key) & (!outcome.allowed || leased.check(key))

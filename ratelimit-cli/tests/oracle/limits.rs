@@ -215,7 +215,7 @@ impl Limit {
     }
 
     /// What is left of a bucket, in parts of which each unit of cost has as many as the period has
-    /// microseconds. What is owed is less than nothing.
+    /// microseconds. A debt makes it negative.
     fn tokens(&self, history: &[Charge], now: u64) -> i128 {
         let parts = |units: u64| i128::from(units) * i128::from(self.period.1);
         let (full, mut since) = (parts(self.burst), 0);

@@ -120,8 +120,8 @@ fn several_callers_are_decided_as_one_by_one() {
         agrees::<str>(&limits, &["a", "b", "a", "a", "c", "b", "a", "a", "a", "a", "b"]);
     }
     let [by_ip, by_user, by_both] = limits();
-    // In shadow, alone and beside another, none of them denies; one that is required refuses
-    // whoever lacks its identifier.
+    // In shadow, alone and beside another, none of them denies. A required one refuses each caller
+    // that lacks its identifier.
     for limits in [
         vec![by_ip.clone().shadow()],
         vec![by_ip.clone().shadow(), by_user.clone()],
