@@ -13,7 +13,7 @@ use std::{io, thread};
 
 use tokio::runtime::{Builder, Handle, RuntimeFlavor};
 use tokio::sync::{oneshot, watch};
-use tokio::task::AbortHandle;
+use tokio::task::JoinHandle;
 
 /// The runtime of a store. It moves once at most: to a thread of the store.
 #[derive(Debug)]
@@ -139,8 +139,13 @@ impl Home {
         Handle::try_current().is_ok_and(|here| here.id() == self.runtime.id())
     }
 
-    pub(crate) fn spawn(&self, work: impl Future<Output = ()> + Send + 'static) -> AbortHandle {
-        self.runtime.spawn(work).abort_handle()
+    pub(crate) fn spawn(&self, work: impl Future<Output = ()> + Send + 'static) -> JoinHandle<()> {
+        self.runtime.spawn(work)
+    }
+
+    /// Waits until the runtime has ended.
+    pub(crate) async fn ended(&self) {
+        self.ends.closed().await;
     }
 
     /// What to do about a runtime that runs no tasks, for a message to a caller whose time is over.

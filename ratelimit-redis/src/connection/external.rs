@@ -5,9 +5,10 @@ use std::sync::Arc;
 
 use tokio::time::timeout_at;
 
+use super::Connection;
 use super::peer::Peer;
-use super::request::Commands;
-use super::{Argument, Connection, Reply};
+use super::reply::Reply;
+use super::request::{Argument, Commands};
 use crate::deadline::Deadline;
 use crate::error::Result;
 
@@ -174,7 +175,7 @@ impl Connection for External {
         deadline: Deadline,
     ) -> Result<Vec<Reply>> {
         let reply = self.ask(Commands::Transaction(commands), deadline).await?;
-        reply.into_array(&self.peer)
+        self.peer.array(reply)
     }
 
     async fn send_to_each(

@@ -1,4 +1,4 @@
-//! [`ToSlot::follow`]: sends a request to the server in charge, following redirections until one
+//! [`Servers::ask`]: sends a request to the server in charge, following redirections until one
 //! executes it.
 //!
 //! A request is repeated only if a server has said that it did not execute it, or if it was never
@@ -12,18 +12,79 @@ use ratelimit_core::{ErrorKind, StoreError as _};
 use tokio::time::sleep;
 
 use super::link::Link;
-use super::request::TryAgain;
-use super::route::{Hint, MAX_REDIRECTIONS, hint};
-use super::servers::ToSlot;
+use super::reply::Reply;
+use super::request::{Argument, Commands, TryAgain};
+use super::route::{Hint, MAX_REDIRECTIONS, Place, hint};
+use super::servers::Servers;
+use super::slot;
+use crate::concurrent::all;
+use crate::deadline::Deadline;
 use crate::error::{RedisError, Result};
 
 /// The first pause while a slot is unavailable. Each next pause is twice as long, up to the last.
-pub(super) const FIRST_PAUSE: Duration = Duration::from_millis(1);
+const FIRST_PAUSE: Duration = Duration::from_millis(1);
 const LAST_PAUSE: Duration = Duration::from_millis(50);
+
+impl Servers {
+    /// Sends a request to the owner of this key's slot, and follows redirections.
+    pub(crate) async fn ask(
+        &self,
+        deadline: Deadline,
+        key: &str,
+        commands: Commands<'_>,
+        try_again: TryAgain,
+    ) -> Result<Reply> {
+        let slot = if self.is_cluster() { slot::of(key) } else { 0 };
+        let route = ToSlot { servers: self, slot, deadline };
+        route
+            .follow(try_again, |link: Arc<Link>, asking| async move {
+                link.ask(deadline, asking, commands).await
+            })
+            .await
+    }
+
+    /// Sends a command to every server that keeps keys.
+    pub(crate) async fn ask_each(
+        &self,
+        deadline: Deadline,
+        words: &[Argument<'_>],
+    ) -> Vec<(Arc<str>, Result<Reply>)> {
+        let command = Commands::One(words);
+        if !self.is_cluster() {
+            let answer = self.ask(deadline, "", command, TryAgain::Wait).await;
+            let master = self.known.owner(0);
+            let address = master.as_deref().map_or(self.peer().address(), Link::address);
+            return vec![(Arc::clone(address), answer)];
+        }
+        self.look_if_in_doubt();
+        if self.known.masters().is_empty()
+            && let Err(error) = self.open(deadline).await
+        {
+            return vec![(Arc::clone(self.peer().address()), Err(error))];
+        }
+        let asked = self.known.masters().into_iter().map(|link| async move {
+            let answer = link.ask(deadline, false, command).await;
+            (Arc::clone(link.address()), answer)
+        });
+        let answers = all(asked).await;
+        let moved = |error: &RedisError| matches!(hint(error), Hint::Elsewhere | Hint::Doubt);
+        if answers.iter().any(|(_, answer)| answer.as_ref().is_err_and(moved)) {
+            self.known.doubt();
+        }
+        answers
+    }
+}
+
+/// The route to the owner of a slot.
+struct ToSlot<'s> {
+    servers: &'s Servers,
+    slot: u16,
+    deadline: Deadline,
+}
 
 impl ToSlot<'_> {
     /// The result of a request that `ask` sends to a server, with or without `ASKING` before it.
-    pub(super) async fn follow<T, F>(
+    async fn follow<T, F>(
         &self,
         try_again: TryAgain,
         ask: impl Fn(Arc<Link>, bool) -> F + Sync,
@@ -36,11 +97,11 @@ impl ToSlot<'_> {
         // Why the last server did not execute it.
         let mut refused: Option<RedisError> = None;
         loop {
-            let seen = self.lookup().rounds();
+            let seen = self.servers.lookups.ended();
             let error = match ask(Arc::clone(&to), asking).await {
                 Ok(answer) => {
                     if pause != FIRST_PAUSE {
-                        self.has_passed();
+                        self.servers.has_passed(self.slot);
                     }
                     return Ok(answer);
                 }
@@ -59,7 +120,7 @@ impl ToSlot<'_> {
             let next = match hint(&error) {
                 Hint::Final => return Err(error),
                 Hint::Doubt => {
-                    self.lookup().doubt();
+                    self.servers.known.doubt();
                     return Err(error);
                 }
                 Hint::Moved(place) | Hint::Ask(place) => match self.sent_to(&place, &to, !asks) {
@@ -69,7 +130,7 @@ impl ToSlot<'_> {
                 Hint::Again if try_again == TryAgain::Return => return Err(error),
                 Hint::Again => None,
                 Hint::Elsewhere => match self.instead_of(&to, asking, seen).await {
-                    None if !self.may_pass(&error) => return Err(error),
+                    None if !self.servers.may_pass(self.slot, &error) => return Err(error),
                     next => next,
                 },
             };
@@ -97,14 +158,14 @@ impl ToSlot<'_> {
     }
 
     /// The server in charge, as soon as there is one.
-    pub(super) async fn owner(&self, pause: &mut Duration) -> Result<Arc<Link>> {
+    async fn owner(&self, pause: &mut Duration) -> Result<Arc<Link>> {
         // Why there was none so far: that a look-up ran out of time says less.
         let mut missing: Option<RedisError> = None;
         loop {
             match self.in_charge().await {
                 Err(error) => {
                     let error = missing.take().filter(|_| self.deadline.is_over()).unwrap_or(error);
-                    if !(self.may_pass(&error) && self.wait(pause).await) {
+                    if !(self.servers.may_pass(self.slot, &error) && self.wait(pause).await) {
                         return Err(error);
                     }
                     missing = Some(error);
@@ -115,34 +176,64 @@ impl ToSlot<'_> {
     }
 
     /// The server in charge, looked up if none is known or the known one is in doubt and away.
-    pub(super) async fn in_charge(&self) -> Result<Arc<Link>> {
-        let lookup = self.lookup();
-        let is_due = lookup.begin_if_due();
-        let seen = lookup.rounds();
-        let look = |deadline| lookup.look(seen, deadline, None);
-        match self.known() {
-            Some(link) if !is_due || link.is_up() => return Ok(link),
+    async fn in_charge(&self) -> Result<Arc<Link>> {
+        let Self { servers, slot, deadline } = *self;
+        let is_in_doubt = servers.look_if_in_doubt();
+        let seen = servers.lookups.ended();
+        match servers.known.owner(slot) {
+            Some(link) if !is_in_doubt || link.is_up() => return Ok(link),
             // The known one may be the doubted one. The rest of the deadline is for the request
             // itself; without news, the known one is used.
-            Some(_) => drop(look(self.deadline.half()).await),
-            None => look(self.deadline).await?,
+            Some(_) => drop(servers.look(seen, deadline.half()).await),
+            None => servers.look(seen, deadline).await?,
         }
-        self.known().ok_or_else(|| lookup.peer.no_server(self.unknown()))
+        servers.known.owner(slot).ok_or_else(|| {
+            servers.peer().no_server(if servers.is_cluster() {
+                format!("no server keeps slot {slot}; assign it (CLUSTER ADDSLOTS)")
+            } else {
+                "no master is known yet".into()
+            })
+        })
     }
 
     /// The server to ask in place of one that does not serve. `asking`: another server redirected
     /// this request there once and knows no newer owner yet. `seen` is the number of look-ups that
     /// had ended before the request.
     async fn instead_of(&self, asked: &Arc<Link>, asking: bool, seen: u64) -> Option<Arc<Link>> {
+        let Self { servers, slot, deadline } = *self;
         if asking {
             return None;
         }
-        let lookup = self.lookup();
-        if self.deadline.is_over() || lookup.look(seen, self.deadline, Some(asked)).await.is_err() {
+        if deadline.is_over() || servers.look(seen, deadline).await.is_err() {
             // Leaves the look-up to the next request.
-            lookup.doubt();
+            servers.known.doubt();
         }
-        self.known().filter(|known| !Arc::ptr_eq(known, asked))
+        servers.known.owner(slot).filter(|known| !Arc::ptr_eq(known, asked))
+    }
+
+    /// The server to which the asked one redirects: for good, or for this request only. Only
+    /// servers of a cluster redirect.
+    fn sent_to(&self, place: &Place<'_>, asked: &Link, for_good: bool) -> Option<Arc<Link>> {
+        let known = &self.servers.known;
+        if !self.servers.is_cluster() {
+            return None;
+        }
+        if for_good {
+            // Other slots may have moved as well.
+            known.doubt();
+        }
+        Some(known.met(place, asked, for_good.then_some(self.slot)))
+    }
+
+    /// The error when servers redirect in a circle.
+    fn astray(&self, last: RedisError) -> RedisError {
+        if !self.servers.is_cluster() {
+            return last;
+        }
+        let slot = self.slot;
+        self.servers.peer().no_server(format!(
+            "slot {slot} is on its way, and one server sends to the next; the last said: {last}"
+        ))
     }
 
     /// Pauses, longer each time. Returns whether the deadline leaves time for it.
@@ -153,5 +244,107 @@ impl ToSlot<'_> {
         sleep(*pause).await;
         *pause = (*pause * 2).min(LAST_PAUSE);
         true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use futures_util::FutureExt;
+    use ratelimit_servers::RedisServer;
+    use tokio::net::TcpListener;
+
+    use super::*;
+    use crate::connection::attempts::Attempts;
+    use crate::connection::peer::Peer;
+    use crate::connection::servers::tests::{range, servers};
+
+    /// A cluster in which look-ups find nothing new, and take so long.
+    fn cluster(look_ms: u64) -> Servers {
+        let mut servers = servers(&[1], None);
+        let look = move |_| async move {
+            sleep(Duration::from_millis(look_ms)).await;
+            Ok(())
+        };
+        let awaited = (Peer::new("node"), "nothing");
+        let rest = Duration::from_millis(50);
+        servers.lookups = Attempts::new(awaited, &Arc::default(), rest, look);
+        servers
+    }
+
+    fn says(code: &str, message: String) -> RedisError {
+        RedisError::Server { address: "node".into(), code: code.into(), message }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn when_time_runs_out_in_a_look_up_the_error_is_the_one_before() {
+        for within_ms in 40..400 {
+            let cluster = cluster(30);
+            let deadline = Deadline::within(Duration::from_millis(within_ms));
+            let route = ToSlot { servers: &cluster, slot: 7, deadline };
+            let owner = route.owner(&mut FIRST_PAUSE.clone()).await;
+            let error = owner.err().expect("no server keeps it").to_string();
+            assert!(error.contains("no server keeps slot 7"), "{within_ms}: {error}");
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn when_time_runs_out_the_error_is_the_servers_last_word() {
+        let cluster = cluster(0);
+        cluster.known.learn(&[range(0, 0, 1)]);
+        // Wherever in an attempt the time runs out.
+        for within_ms in 2..200 {
+            let deadline = Deadline::within(Duration::from_millis(within_ms));
+            let route = ToSlot { servers: &cluster, slot: 0, deadline };
+            let asked = route.follow(TryAgain::Wait, async |_, _| {
+                sleep(Duration::from_micros(700)).await;
+                let down = says("CLUSTERDOWN", String::new());
+                let late = cluster.peer().too_late(deadline);
+                Err::<(), _>(if deadline.is_over() { late } else { down })
+            });
+            let error = asked.await.expect_err("it is down");
+            assert!(matches!(error, RedisError::Server { .. }), "{within_ms}: {error}");
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn servers_that_send_in_a_circle_end_a_request_after_a_few_redirections() {
+        let cluster = cluster(0);
+        cluster.known.learn(&[range(0, 0, 1)]);
+        let asked = AtomicUsize::new(0);
+        let deadline = Deadline::within(Duration::from_secs(9));
+        let route = ToSlot { servers: &cluster, slot: 0, deadline };
+        let sent = route.follow(TryAgain::Wait, async |link, _| {
+            asked.fetch_add(1, Ordering::Relaxed);
+            let other = 3 - link.endpoint.port;
+            Err::<(), _>(says("MOVED", format!("0 127.0.0.1:{other}")))
+        });
+        let error = sent.await.expect_err("no server keeps it").to_string();
+        assert!(error.contains("one server sends to the next"), "{error}");
+        assert_eq!(asked.into_inner(), 9);
+    }
+
+    #[tokio::test]
+    async fn a_hanging_look_up_does_not_delay_requests_to_healthy_servers() {
+        let server = RedisServer::start().expect("redis-server");
+        let hangs = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+        let hung = hangs.local_addr().expect("bound").port();
+        let cluster = servers(&[hung], None);
+        cluster.known.learn(&[range(0, 8_191, server.port()), range(8_192, 16_383, hung)]);
+        let deadline = Deadline::within(Duration::from_secs(20));
+        let route = |slot| ToSlot { servers: &cluster, slot, deadline };
+        let [first, last] = [0, slot::SLOTS - 1].map(route);
+        let (link, ping) = (cluster.known.owner(0).expect("known"), [Argument::Text("PING")]);
+        link.ask(deadline, false, Commands::One(&ping)).await.expect("it is up");
+
+        cluster.known.doubt();
+        for _ in 0..100 {
+            let owner = first.in_charge().now_or_never().expect("at once");
+            assert!(Arc::ptr_eq(&owner.expect("known"), &link));
+        }
+        // Requests to the other server wait for the look-up: it may have a new owner.
+        assert!(last.in_charge().now_or_never().is_none());
+        assert_eq!(cluster.lookups.ended(), 0, "it is still under way");
     }
 }

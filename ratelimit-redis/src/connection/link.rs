@@ -2,36 +2,71 @@
 
 use std::pin::pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
-use tokio::sync::watch;
-use tokio::time::{Instant, timeout_at};
+use arc_swap::ArcSwapOption;
+use tokio::time::timeout;
 
-use super::connector::{ConnectionState, Live, Work, no_answer};
-use super::node::Endpoint;
-use super::request::{Commands, Request};
-use super::{Argument, Reply};
+use super::attempts::Attempts;
+use super::endpoint::Endpoint;
+use super::node::Node;
+use super::reply::Reply;
+use super::request::Commands;
+use super::watchdog::Watchdog;
 use crate::deadline::Deadline;
 use crate::error::{RedisError, Result};
 use crate::runtime::Home;
+
+/// How long an attempt to connect may take, including the name's look-up and the login.
+const ATTEMPT: Duration = Duration::from_secs(3);
+/// The shortest time limit after which a connection counts as silent.
+const SHORTEST_LIMIT: Duration = Duration::from_millis(100);
 
 /// One server, shared by all callers.
 ///
 /// The clients' own connection managers are not used, because an error must say whether the command
 /// had been sent, and only a connection that this crate opens can tell.
 pub(crate) struct Link {
-    pub(super) endpoint: Endpoint,
-    pub(super) work: watch::Sender<Work>,
-    /// The number of consecutive failures: failed attempts, and connections that ended before any
-    /// reply. It determines the next pause.
-    pub(super) failures: AtomicU32,
+    pub(super) endpoint: Arc<Endpoint>,
+    /// The connection, if there is one.
+    up: Arc<ArcSwapOption<Live>>,
+    attempts: Attempts,
+}
+
+/// An established connection: the client's ([`Node`]), the runtime that drives it, and the
+/// [`Watchdog`] that enforces deadlines and detects silence.
+struct Live {
+    node: Node,
+    home: Arc<Home>,
+    watchdog: Watchdog,
+    /// Whether the server has answered a request on it.
+    has_served: AtomicBool,
+}
+
+impl Live {
+    /// Whether a request may be sent on it by a store that lives there.
+    fn is_usable(&self, home: &Arc<Home>) -> bool {
+        !self.watchdog.is_silent() && Arc::ptr_eq(&self.home, home)
+    }
 }
 
 impl Link {
     /// Sends nothing yet.
-    pub(crate) fn new(endpoint: Endpoint) -> Arc<Self> {
-        let (work, failures) = (watch::Sender::default(), AtomicU32::new(0));
-        Arc::new(Self { endpoint, work, failures })
+    pub(crate) fn new(endpoint: Endpoint) -> Self {
+        let awaited = awaited(&endpoint);
+        let (endpoint, up) = (Arc::new(endpoint), Arc::new(ArcSwapOption::empty()));
+        let (to, connected) = (Arc::clone(&endpoint), Arc::clone(&up));
+        let connect = move |home| {
+            let (endpoint, up) = (Arc::clone(&to), Arc::clone(&connected));
+            async move {
+                up.store(Some(Arc::new(connect(&endpoint, home).await?)));
+                Ok(())
+            }
+        };
+        let (peer, runtime) = (endpoint.peer.clone(), &endpoint.settings.runtime);
+        let attempts = Attempts::new((peer, awaited), runtime, Duration::ZERO, connect);
+        Self { endpoint, up, attempts }
     }
 
     pub(crate) fn is_at(&self, host: &str, port: u16) -> bool {
@@ -44,87 +79,82 @@ impl Link {
 
     /// Whether there is a connection.
     pub(crate) fn is_up(&self) -> bool {
-        self.up().is_some()
+        self.up.load().is_some()
     }
 
-    /// The connection, if there is one.
-    fn up(&self) -> Option<Arc<Live>> {
-        match &self.work.borrow().state {
-            ConnectionState::Up(live) => Some(Arc::clone(live)),
-            ConnectionState::Unknown | ConnectionState::Down(_) => None,
-        }
-    }
-
-    /// The result of a request.
+    /// The reply to commands, sent once.
     pub(crate) async fn ask(
-        self: &Arc<Self>,
+        &self,
         deadline: Deadline,
         asking: bool,
-        request: Request<'_>,
+        commands: Commands<'_>,
     ) -> Result<Reply> {
         let live = self.live(deadline).await?;
-        match self.once(&live, deadline, asking, request).await {
+        match self.once(&live, deadline, asking, commands).await {
             // The connection had ended before this was sent, for example because the server
             // restarted.
             Err(RedisError::Unreachable { .. }) if !deadline.is_over() => {
                 let live = self.live(deadline).await?;
-                self.once(&live, deadline, asking, request).await
+                self.once(&live, deadline, asking, commands).await
             }
             answer => answer,
         }
     }
 
-    /// The result on this connection, which is dropped if the result shows that it is useless.
+    /// The reply on this connection, which is left if the result shows that it is useless.
     async fn once(
         &self,
         live: &Arc<Live>,
         deadline: Deadline,
         asking: bool,
-        request: Request<'_>,
+        commands: Commands<'_>,
     ) -> Result<Reply> {
-        if !request.asks_owners {
-            self.serves(live, deadline).await?;
-        }
+        let peer = &self.endpoint.peer;
         if deadline.is_over() {
-            return Err(self.endpoint.peer.too_late(deadline));
+            return Err(peer.too_late(deadline));
         }
-        let call = pin!(live.node.send(asking, request.commands));
+        let call = pin!(live.node.send(asking, commands));
         let is_reply =
             |answer: &Result<_, _>| matches!(answer, Ok(_) | Err(RedisError::Server { .. }));
-        let Some(answer) = live.watchdog.within(deadline.at(), call, is_reply).await else {
-            let error = self.endpoint.peer.timed_out(deadline);
-            if live.watchdog.is_silent() {
-                self.leave(live, &error);
-            }
-            return Err(error);
-        };
+        let answer = live.watchdog.within(deadline.at(), call, is_reply).await;
+        let is_timeout = answer.is_none();
+        let answer = answer.unwrap_or_else(|| Err(peer.timed_out(deadline)));
         match &answer {
             // On this connection the server will not become a master again; the name may point to
             // another server by now.
             Err(error @ RedisError::Server { code, .. }) if code == "READONLY" => {
                 live.has_served.store(false, Ordering::Release);
-                self.leave(live, error);
+                self.fails(live, error);
             }
             Ok(_) | Err(RedisError::Server { .. }) => {
                 if !live.has_served.load(Ordering::Relaxed) {
                     live.has_served.store(true, Ordering::Release);
                 }
             }
-            Err(error) => self.leave(live, error),
+            Err(_) if is_timeout && !live.watchdog.is_silent() => {}
+            Err(error) => self.fails(live, error),
         }
         answer
     }
 
-    /// The runtime on which the store lives.
-    fn home(&self) -> Result<&Arc<Home>> {
-        let home = self.endpoint.settings.runtime.home();
-        home.map_err(|reason| self.endpoint.peer.unreachable(reason))
+    /// Leaves a connection that this error makes useless. One that has ended before it answered
+    /// anything counts as a failed attempt, as at a balancer without servers behind it.
+    fn fails(&self, live: &Arc<Live>, error: &RedisError) {
+        if self.leave(live) && !live.has_served.load(Ordering::Acquire) {
+            self.attempts.failed(error);
+        }
+    }
+
+    /// Drops a connection, unless another one has replaced it. Returns whether it did.
+    fn leave(&self, live: &Arc<Live>) -> bool {
+        let before = self.up.compare_and_swap(live, None);
+        before.as_ref().is_some_and(|before| Arc::ptr_eq(before, live))
     }
 
     /// The current connection, or the next one.
-    async fn live(self: &Arc<Self>, deadline: Deadline) -> Result<Arc<Live>> {
-        let home = self.home()?;
-        match self.up() {
+    async fn live(&self, deadline: Deadline) -> Result<Arc<Live>> {
+        let home = self.attempts.home()?;
+        match self.up.load_full() {
             Some(live) if live.is_usable(home) => Ok(live),
             // Rare and large: unboxed, it would enlarge every request's future.
             _ => Box::pin(self.connected(deadline)).await,
@@ -132,58 +162,41 @@ impl Link {
     }
 
     /// Waits until there is a connection, or until it is known that there is none.
-    async fn connected(self: &Arc<Self>, deadline: Deadline) -> Result<Arc<Live>> {
-        let mut states = self.work.subscribe();
+    async fn connected(&self, deadline: Deadline) -> Result<Arc<Live>> {
         loop {
-            let home = self.home()?;
-            if let Some(live) = self.up().filter(|live| !live.is_usable(home)) {
-                let reason = "the connection has gone silent, or the store has left its runtime";
-                self.leave(&live, &self.endpoint.peer.unreachable(reason));
+            let home = self.attempts.home()?;
+            match self.up.load_full() {
+                Some(live) if live.is_usable(home) => return Ok(live),
+                // It has gone silent, or the store has left its runtime.
+                Some(live) => drop(self.leave(&live)),
+                None => {}
             }
-            self.connect(home);
-            let now = Instant::now();
-            let (error, until) = match &states.borrow_and_update().state {
-                ConnectionState::Up(live) if live.is_usable(home) => return Ok(Arc::clone(live)),
-                ConnectionState::Up(_) | ConnectionState::Unknown => (None, deadline.at()),
-                ConnectionState::Down(down) => {
-                    let (error, until) = down.last_error(now);
-                    (Some(error.clone()), until.min(deadline.at()))
-                }
-            };
-            if until <= now {
-                // A caller that repeats its request in a loop must not starve the connector.
-                tokio::task::yield_now().await;
-            } else if timeout_at(until, states.changed()).await.is_ok() {
-                continue;
-            }
-            let silence = || no_answer(&self.endpoint, deadline.given(), home.remedy());
-            return Err(error.unwrap_or_else(silence));
+            self.attempts.next(deadline).await?;
         }
     }
+}
 
-    /// Checks once per connection whether the node accepts requests, if
-    /// [`Settings`](super::node::Settings) say so.
-    async fn serves(&self, live: &Arc<Live>, deadline: Deadline) -> Result<()> {
-        if !self.endpoint.settings.asks_first || live.is_in_order.load(Ordering::Acquire) {
-            return Ok(());
-        }
-        let words = ["CLUSTER", "INFO"].map(Argument::Text);
-        let asked = live.node.send(false, Commands::One(&words));
-        let error = match Box::pin(timeout_at(deadline.at(), asked)).await {
-            Ok(Ok(Reply::Text(info)))
-                if info.windows(18).any(|part| part == b"cluster_state:fail") =>
-            {
-                return Err(self.endpoint.peer.error("CLUSTERDOWN", "The cluster is down"));
-            }
-            // A user without permission for it goes without.
-            Ok(Ok(_) | Err(RedisError::Server { .. })) => {
-                live.is_in_order.store(true, Ordering::Release);
-                return Ok(());
-            }
-            Ok(Err(error)) => error.of_a_lookup(),
-            Err(_) => no_answer(&self.endpoint, deadline.given(), ""),
-        };
-        self.leave(live, &error);
-        Err(error)
+/// What has not come when a caller's time is over.
+fn awaited(endpoint: &Endpoint) -> &'static str {
+    if endpoint.settings.tls.is_some() {
+        "no connection by TLS (does it speak TLS on this port?)"
+    } else {
+        "no connection"
     }
+}
+
+async fn connect(endpoint: &Endpoint, home: Arc<Home>) -> Result<Live> {
+    let settings = &endpoint.settings;
+    let node = timeout(ATTEMPT, Node::connect(endpoint)).await.unwrap_or_else(|_| {
+        let awaited = awaited(endpoint);
+        Err(endpoint.peer.unreachable(format!("{awaited} within {ATTEMPT:?}")))
+    });
+    let node = node.map_err(|error| {
+        // Settings that were right once are so still, as far as this program knows.
+        let is_in_use = settings.has_served.load(Ordering::Acquire);
+        if is_in_use { error.in_use(endpoint.peer.address()) } else { error }
+    })?;
+    settings.has_served.store(true, Ordering::Release);
+    let watchdog = Watchdog::new(settings.limit.max(SHORTEST_LIMIT));
+    Ok(Live { node, home, watchdog, has_served: AtomicBool::new(false) })
 }

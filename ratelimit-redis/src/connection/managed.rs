@@ -4,12 +4,13 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::Connection;
+use super::endpoint::{Endpoint, Settings};
 use super::link::Link;
-use super::node::{Endpoint, Settings};
 use super::peer::Peer;
-use super::request::Request;
+use super::reply::Reply;
+use super::request::{Argument, Commands, TryAgain};
 use super::servers::Servers;
-use super::{Argument, Connection, Reply};
 use crate::client::Client;
 use crate::deadline::Deadline;
 use crate::error::{RedisError, Result};
@@ -26,7 +27,7 @@ pub struct RedisConnection(Arc<Topology>);
 
 /// Where the keys lie.
 enum Topology {
-    Single(Arc<Link>),
+    Single(Link),
     /// A cluster, or by Sentinels.
     Several(Servers),
 }
@@ -64,14 +65,12 @@ impl RedisConnection {
         let tls = url.tls().map(super::tls::Tls::new).transpose()?;
         #[cfg(not(feature = "tls"))]
         let tls = url.tls().and(None);
-        let client = client.or(url.client()).unwrap_or_default();
         let settings = Settings {
-            client,
+            client: client.or(url.client()).unwrap_or_default(),
             user: url.user.clone(),
             password: url.password.clone(),
             database: url.database,
             resp3: url.options.resp3,
-            asks_first: url.kind == Kind::Cluster && client.name() == "fred",
             tls,
             limit,
             runtime,
@@ -113,7 +112,7 @@ impl RedisConnection {
             // command.
             Topology::Single(_) | Topology::Several(_) => {
                 let ping = [Argument::Text("PING")];
-                let answer = self.ask(deadline, "", Request::command(&ping)).await;
+                let answer = self.ask(deadline, "", Commands::One(&ping), TryAgain::Wait).await;
                 answer.map(drop).map_err(RedisError::of_a_lookup)
             }
         }
@@ -126,17 +125,23 @@ impl RedisConnection {
         }
     }
 
-    async fn ask(&self, deadline: Deadline, key: &str, request: Request<'_>) -> Result<Reply> {
+    async fn ask(
+        &self,
+        deadline: Deadline,
+        key: &str,
+        commands: Commands<'_>,
+        try_again: TryAgain,
+    ) -> Result<Reply> {
         match &*self.0 {
-            Topology::Single(link) => link.ask(deadline, false, request).await,
-            Topology::Several(servers) => servers.ask(deadline, key, request).await,
+            Topology::Single(link) => link.ask(deadline, false, commands).await,
+            Topology::Several(servers) => servers.ask(deadline, key, commands, try_again).await,
         }
     }
 }
 
 impl Connection for RedisConnection {
     async fn send(&self, key: &str, words: &[Argument<'_>], deadline: Deadline) -> Result<Reply> {
-        self.ask(deadline, key, Request::command(words)).await
+        self.ask(deadline, key, Commands::One(words), TryAgain::Wait).await
     }
 
     async fn send_splittable(
@@ -145,7 +150,7 @@ impl Connection for RedisConnection {
         words: &[Argument<'_>],
         deadline: Deadline,
     ) -> Result<Reply> {
-        self.ask(deadline, key, Request::splittable(words)).await
+        self.ask(deadline, key, Commands::One(words), TryAgain::Return).await
     }
 
     async fn transaction(
@@ -154,8 +159,8 @@ impl Connection for RedisConnection {
         commands: &[Vec<Argument<'_>>],
         deadline: Deadline,
     ) -> Result<Vec<Reply>> {
-        let reply = self.ask(deadline, key, Request::transaction(commands)).await?;
-        reply.into_array(self.peer())
+        let commands = Commands::Transaction(commands);
+        self.peer().array(self.ask(deadline, key, commands, TryAgain::Wait).await?)
     }
 
     async fn send_to_each(
@@ -166,7 +171,7 @@ impl Connection for RedisConnection {
         match &*self.0 {
             Topology::Several(servers) => servers.ask_each(deadline, words).await,
             Topology::Single(link) => {
-                let answer = link.ask(deadline, false, Request::command(words)).await;
+                let answer = link.ask(deadline, false, Commands::One(words)).await;
                 vec![(Arc::clone(link.address()), answer)]
             }
         }

@@ -6,9 +6,9 @@
 
 use std::sync::Arc;
 
-use super::node::Settings;
+use super::reply::Reply;
 use crate::deadline::Deadline;
-use crate::error::{RedisError, is_denied};
+use crate::error::{RedisError, Result, is_denied};
 
 /// A server, or several, as messages name them.
 #[derive(Clone)]
@@ -19,7 +19,7 @@ pub(crate) struct Peer {
 const LOG_IN: &str = "log in: give user and password in the URL, user:password@host";
 
 /// Replaces words that are not passed on.
-const WITHHELD: &str = "(its words are not passed on, because they may quote a login)";
+pub(super) const WITHHELD: &str = "(its words are not passed on, because they may quote a login)";
 
 impl Peer {
     pub(crate) fn new(address: impl Into<Arc<str>>) -> Self {
@@ -38,8 +38,16 @@ impl Peer {
     }
 
     /// The error for a reply that does not fit the request.
-    pub(crate) fn unexpected(&self, answer: &super::Reply) -> RedisError {
+    pub(crate) fn unexpected(&self, answer: &Reply) -> RedisError {
         RedisError::Protocol { address: Arc::clone(&self.address), answer: answer.shape() }
+    }
+
+    /// The replies in an array.
+    pub(super) fn array(&self, reply: Reply) -> Result<Vec<Reply>> {
+        match reply {
+            Reply::Array(replies) => Ok(replies),
+            other => Err(self.unexpected(&other)),
+        }
     }
 
     pub(crate) fn unreachable(&self, reason: impl Into<String>) -> RedisError {
@@ -68,60 +76,6 @@ impl Peer {
     /// The error when no time is left to send a request.
     pub(crate) fn too_late(&self, deadline: Deadline) -> RedisError {
         self.unreachable(format!("no time was left of {:?}; nothing was sent", deadline.given()))
-    }
-
-    /// The error for a refused login: what was tried, and what to check. Of the server's message,
-    /// it uses only the kind.
-    pub(crate) fn refused_login(
-        &self,
-        settings: &Settings,
-        code: &str,
-        detail: &str,
-    ) -> RedisError {
-        let address = &self.address;
-        let tried = settings.tried();
-        let said = |part: &str| detail.to_ascii_lowercase().contains(part);
-        let is_unknown = said("unknown command");
-        let config = |what: &str| RedisError::Config(format!("Redis at {address} {what}"));
-        let refused = |message: &str| server_error(address, code, message);
-        match code {
-            "ERR" if is_unknown && said("select") && !said("auth") => {
-                config("does not know SELECT; leave the database out of the URL")
-            }
-            _ if code == "NOPROTO" || (code == "ERR" && is_unknown && settings.resp3) => config(
-                "does not know HELLO 3, which protocol=resp3 in the URL asks for; use protocol=resp2",
-            ),
-            "ERR" if is_unknown && settings.password.is_some() => config(
-                "does not know AUTH; allow the command there, or leave user:password@host out of the URL",
-            ),
-            "ERR" if said("wrong number of arguments") && settings.password.is_some() => {
-                config(&format!(
-                    "refused {tried}: it is older than Redis 6 and knows no users; write :password@host in the URL"
-                ))
-            }
-            "ERR" if said("not allowed in cluster mode") => config(&format!(
-                "is one of a cluster, which has only database 0; use redis-cluster://{address}"
-            )),
-            "ERR" if said("max number of clients") || said("max + cluster") => {
-                refused("max number of clients reached; raise maxclients")
-            }
-            "ERR" if said("db index") => refused(
-                "DB index is out of range; choose a database that it has (CONFIG GET databases)",
-            ),
-            "WRONGPASS" => refused(&format!("the user or the password is wrong, tried by {tried}")),
-            "NOAUTH" => refused(&format!("it wants a login, and refused {tried}")),
-            "NOPERM" => refused(&format!(
-                "the user may not do what it takes to connect, tried by {tried}, SELECT and PING"
-            )),
-            "DENIED" => refused(
-                "it is in protected mode and refuses connections from other machines; set a password there, and give it in \
-                 the URL",
-            ),
-            _ => {
-                let code = if remedy(code, "").is_some() { code } else { "ERR" };
-                server_error(address, code, &format!("it refused {tried} {WITHHELD}"))
-            }
-        }
     }
 }
 
@@ -169,7 +123,7 @@ pub(crate) fn refused_in_part(address: &Arc<str>, refused: &str) -> RedisError {
 }
 
 /// What an operator can do about an error, or has to know.
-fn remedy(code: &str, detail: &str) -> Option<&'static str> {
+pub(super) fn remedy(code: &str, detail: &str) -> Option<&'static str> {
     Some(match code {
         "NOAUTH" | "WRONGPASS" => LOG_IN,
         // A request too long for a client that has not logged in.

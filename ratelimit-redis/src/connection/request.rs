@@ -1,6 +1,26 @@
-//! [`Request`]: a command or a transaction, so that each way to send them is written once.
+//! What is sent to a server: [`Argument`]s of a command, or [`Commands`] at once.
 
-use super::Argument;
+/// An argument of a command.
+#[derive(Clone, Copy, Debug)]
+pub enum Argument<'a> {
+    /// Text, sent verbatim.
+    Text(&'a str),
+    /// Bytes, sent verbatim.
+    Bytes(&'a [u8]),
+    /// A number, sent in decimal.
+    Number(u64),
+}
+
+impl Argument<'_> {
+    /// No fewer bytes than it takes.
+    pub(crate) const fn most_bytes(&self) -> usize {
+        match self {
+            Self::Text(text) => text.len(),
+            Self::Bytes(bytes) => bytes.len(),
+            Self::Number(_) => "18446744073709551615".len(),
+        }
+    }
+}
 
 /// What is sent to a server at once. The reply to a transaction is an array of its commands'
 /// replies.
@@ -37,35 +57,4 @@ pub(crate) enum TryAgain {
     Wait,
     /// Return the error: the caller sends the keys apart.
     Return,
-}
-
-/// A request to a server.
-#[derive(Clone, Copy)]
-pub(crate) struct Request<'a> {
-    pub(crate) commands: Commands<'a>,
-    pub(crate) try_again: TryAgain,
-    /// Whether it asks which server is in charge.
-    pub(crate) asks_owners: bool,
-}
-
-impl<'a> Request<'a> {
-    const fn of(commands: Commands<'a>) -> Self {
-        Self { commands, try_again: TryAgain::Wait, asks_owners: false }
-    }
-
-    pub(crate) const fn command(words: &'a [Argument<'a>]) -> Self {
-        Self::of(Commands::One(words))
-    }
-
-    pub(crate) const fn splittable(words: &'a [Argument<'a>]) -> Self {
-        Self { try_again: TryAgain::Return, ..Self::command(words) }
-    }
-
-    pub(crate) const fn question(words: &'a [Argument<'a>]) -> Self {
-        Self { asks_owners: true, ..Self::command(words) }
-    }
-
-    pub(crate) const fn transaction(commands: &'a [Vec<Argument<'a>>]) -> Self {
-        Self::of(Commands::Transaction(commands))
-    }
 }

@@ -1,56 +1,19 @@
 //! What Sentinels say of the service that they watch.
 
-use std::sync::Arc;
-
 use super::link::Link;
-use super::request::Request;
-use super::route::Place;
-use super::servers::SharedServers;
-use super::slot::Range;
-use super::{Argument, Reply};
+use super::reply::Reply;
+use super::request::{Argument, Commands};
 use crate::deadline::Deadline;
 use crate::error::{RedisError, Result};
 
-impl SharedServers {
-    /// The master of a service that a Sentinel names, as the owner of the only slot, if that server
-    /// is a master.
-    pub(super) async fn named_by(
-        &self,
-        sentinel: &Arc<Link>,
-        service: &str,
-        deadline: Deadline,
-    ) -> Result<Vec<Range>> {
-        let (host, port) = place_by(sentinel, service, deadline).await?;
-        let named = || vec![Range { first: 0, last: 0, host: host.clone(), port }];
-        if self.owner(0).is_some_and(|known| known.is_at(&host, port)) {
-            return Ok(named());
-        }
-        let link = self.met(&Place { host: &host, port }, sentinel, None);
-        match link.ask(deadline, false, Request::question(&[Argument::Text("ROLE")])).await {
-            Ok(Reply::Array(parts)) if parts.first() == Some(&Reply::Text(b"master".to_vec())) => {}
-            // A user without permission for it goes without.
-            Err(RedisError::Server { code, .. }) if code == "NOPERM" => {}
-            Ok(_) => {
-                let (sentinel, named) = (&sentinel.endpoint.peer, link.address());
-                return Err(sentinel.no_server(format!(
-                    "the sentinel at {} names {named}, which is not a master yet",
-                    sentinel.address()
-                )));
-            }
-            Err(error) => return Err(error),
-        }
-        Ok(named())
-    }
-}
-
 /// The master's address, as a Sentinel reports it.
-async fn place_by(
-    sentinel: &Arc<Link>,
+pub(super) async fn master_by(
+    sentinel: &Link,
     service: &str,
     deadline: Deadline,
 ) -> Result<(String, u16)> {
     let words = ["SENTINEL", "GET-MASTER-ADDR-BY-NAME", service].map(Argument::Text);
-    let reply = sentinel.ask(deadline, false, Request::question(&words)).await.map_err(refused)?;
+    let reply = sentinel.ask(deadline, false, Commands::One(&words)).await.map_err(refused)?;
     if reply == Reply::Nil {
         return Err(RedisError::Config(format!(
             "the sentinel at {} watches no service {service:?}; name one that it does (SENTINEL \
@@ -59,6 +22,23 @@ async fn place_by(
         )));
     }
     place(&reply).ok_or_else(|| sentinel.endpoint.peer.unexpected(&reply))
+}
+
+/// Asks a server that a Sentinel names whether it is a master.
+pub(super) async fn is_master(named: &Link, sentinel: &Link, deadline: Deadline) -> Result<()> {
+    match named.ask(deadline, false, Commands::One(&[Argument::Text("ROLE")])).await {
+        Ok(Reply::Array(parts)) if parts.first() == Some(&Reply::Text(b"master".to_vec())) => {
+            Ok(())
+        }
+        // A user without permission for it goes without.
+        Err(RedisError::Server { code, .. }) if code == "NOPERM" => Ok(()),
+        Ok(_) => Err(sentinel.endpoint.peer.no_server(format!(
+            "the sentinel at {} names {}, which is not a master yet",
+            sentinel.address(),
+            named.address()
+        ))),
+        Err(error) => Err(error),
+    }
 }
 
 fn place(reply: &Reply) -> Option<(String, u16)> {

@@ -3,7 +3,7 @@
 
 use crc::{CRC_16_XMODEM, Crc};
 
-use crate::connection::Reply;
+use super::reply::Reply;
 
 /// How many slots a cluster has.
 pub(crate) const SLOTS: u16 = 16_384;

@@ -4,21 +4,16 @@
 //! The configuration names its cryptography provider itself. Clients left alone use the process's
 //! default, and panic if there is none or if the features of two crates make it ambiguous.
 
-#[cfg(feature = "redis")]
 use std::io;
 use std::path::Path;
 use std::sync::Arc;
 
 use rustls::crypto::CryptoProvider;
-#[cfg(feature = "redis")]
-use rustls::pki_types::ServerName;
 use rustls::pki_types::pem::{Error as PemError, PemObject};
-use rustls::pki_types::{CertificateDer, PrivateKeyDer};
-use rustls::{ClientConfig, RootCertStore};
-#[cfg(feature = "redis")]
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
+use rustls::{CertificateError, ClientConfig, Error, RootCertStore};
 use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
-#[cfg(feature = "redis")]
 use tokio_rustls::client::TlsStream;
 
 use crate::error::{RedisError, Result};
@@ -63,7 +58,6 @@ impl Tls {
     }
 
     /// Performs the handshake with the server of this name.
-    #[cfg(feature = "redis")]
     pub(crate) async fn connect(
         &self,
         host: &str,
@@ -74,48 +68,45 @@ impl Tls {
     }
 }
 
-/// The error for a connection that failed because one side rejects the other's certificate.
-#[cfg(feature = "redis")]
-pub(crate) fn refused_by(address: &str, error: &io::Error) -> Option<RedisError> {
-    let error = error.get_ref()?.downcast_ref::<rustls::Error>()?;
-    refused_as(address, &format!("{error:?}"), &error.to_string())
-}
-
-/// The same for an error by its debug text (`InvalidCertificate(…)`), reported in the words of
-/// `reason`.
-pub(crate) fn refused_as(address: &str, shown: &str, reason: &str) -> Option<RedisError> {
-    let message = match shown.split('(').next()? {
-        "InvalidCertificate" => format!(
-            "the certificate of Redis at {address} cannot be verified ({reason}){}",
-            remedy(shown)
+/// The error for a connection that failed because one side rejects the other's certificate, or does
+/// not speak TLS.
+pub(super) fn refused_by(address: &str, error: &io::Error) -> Option<RedisError> {
+    let error = error.get_ref()?.downcast_ref::<Error>()?;
+    Some(RedisError::Config(match error {
+        Error::InvalidCertificate(why) => format!(
+            "the certificate of Redis at {address} cannot be verified ({error}){}",
+            remedy(why)
         ),
-        "AlertReceived" => format!(
-            "Redis at {address} refuses an encrypted connection ({reason}); if it wants a \
+        Error::AlertReceived(_) => format!(
+            "Redis at {address} refuses an encrypted connection ({error}); if it wants a \
              certificate, name one that it trusts by ?tls-cert=FILE&tls-key=FILE in the URL"
         ),
-        "InvalidMessage" => format!(
+        Error::InvalidMessage(_) => format!(
             "what answers at {address} does not speak TLS; use redis:// for connections that are \
              not encrypted"
         ),
         _ => return None,
-    };
-    Some(RedisError::Config(message))
+    }))
 }
 
-/// What to do about a certificate, by the debug text of the error.
-fn remedy(shown: &str) -> &'static str {
-    let why = shown.trim_start_matches("InvalidCertificate(");
-    if why.starts_with("Expired") {
-        "; it has expired: give the server a new one, and check the clocks of both sides"
-    } else if why.starts_with("NotValidYet") {
-        "; it is not valid yet: check the clocks of both sides"
-    } else if why.starts_with("NotValidForName") {
-        "; name the server as it is named in the certificate, or issue one for the name in the URL, and for what a \
-         cluster's nodes or sentinels announce"
-    } else if why.starts_with("UnknownIssuer") || why.starts_with("BadSignature") {
-        "; name the authority that signed it by ?tls-ca=FILE in the URL"
-    } else {
-        ""
+/// What to do about a certificate.
+const fn remedy(why: &CertificateError) -> &'static str {
+    use CertificateError as Why;
+    match why {
+        Why::Expired | Why::ExpiredContext { .. } => {
+            "; it has expired: give the server a new one, and check the clocks of both sides"
+        }
+        Why::NotValidYet | Why::NotValidYetContext { .. } => {
+            "; it is not valid yet: check the clocks of both sides"
+        }
+        Why::NotValidForName | Why::NotValidForNameContext { .. } => {
+            "; name the server as it is named in the certificate, or issue one for the name in the \
+             URL, and for what a cluster's nodes or sentinels announce"
+        }
+        Why::UnknownIssuer | Why::BadSignature => {
+            "; name the authority that signed it by ?tls-ca=FILE in the URL"
+        }
+        _ => "",
     }
 }
 
@@ -174,15 +165,16 @@ mod tests {
 
     #[test]
     fn a_remedy_is_for_what_is_wrong_with_the_certificate() {
-        for (shown, says, says_not) in [
-            ("InvalidCertificate(UnknownIssuer)", "tls-ca", "expired"),
-            ("InvalidCertificate(ExpiredContext { time: UnixTime(9) })", "expired", "tls-ca"),
-            ("InvalidCertificate(NotValidYet)", "clocks", "tls-ca"),
-            ("InvalidCertificate(NotValidForName)", "announce", "tls-ca"),
-            ("InvalidCertificate(Revoked)", "(its words)", ";"),
+        for (why, says, says_not) in [
+            (CertificateError::UnknownIssuer, "tls-ca", "expired"),
+            (CertificateError::Expired, "expired", "tls-ca"),
+            (CertificateError::NotValidYet, "clocks", "tls-ca"),
+            (CertificateError::NotValidForName, "announce", "tls-ca"),
+            (CertificateError::Revoked, "verified", ";"),
         ] {
-            let error = refused_as("h:1", shown, "its words").expect("refused").to_string();
-            assert!(error.contains(says) && !error.contains(says_not), "{shown}: {error}");
+            let met = io::Error::other(Error::InvalidCertificate(why.clone()));
+            let error = refused_by("h:1", &met).expect("refused").to_string();
+            assert!(error.contains(says) && !error.contains(says_not), "{why:?}: {error}");
         }
     }
 }

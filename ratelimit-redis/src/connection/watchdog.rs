@@ -3,8 +3,7 @@
 
 use std::future::Future;
 use std::pin::Pin;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use tokio::time::{Instant, timeout_at};
@@ -17,15 +16,25 @@ use tokio::time::{Instant, timeout_at};
 /// until the deadline.
 pub(crate) struct Watchdog {
     /// How long a connection that owes replies may give none.
-    limit: Duration,
-    /// When the first call began since the last reply.
-    due_since: Mutex<Option<Instant>>,
+    limit_us: u64,
+    began: Instant,
+    /// When the first call began since the last reply, in microseconds after the connection.
+    due_since_us: AtomicU64,
     is_silent: AtomicBool,
 }
 
+/// No call has begun since the last reply.
+const NOTHING_DUE: u64 = u64::MAX;
+
 impl Watchdog {
     pub(crate) fn new(limit: Duration) -> Self {
-        Self { limit, due_since: Mutex::default(), is_silent: AtomicBool::new(false) }
+        Self {
+            // With a margin: a call begins slightly after its deadline is set.
+            limit_us: micros(limit - limit / 8),
+            began: Instant::now(),
+            due_since_us: AtomicU64::new(NOTHING_DUE),
+            is_silent: AtomicBool::new(false),
+        }
     }
 
     /// The result of a call until then; `None` if there is none. `is_reply` says whether a result
@@ -37,10 +46,14 @@ impl Watchdog {
         call: Pin<&mut impl Future<Output = T>>,
         is_reply: impl Fn(&T) -> bool,
     ) -> Option<T> {
-        self.due_since().get_or_insert_with(Instant::now);
-        let mut watched = Watched { watchdog: self, ended: None };
+        let (now_us, order) = (self.now_us(), Ordering::AcqRel);
+        // Fails if a reply has been due for longer.
+        let _ = self.due_since_us.compare_exchange(NOTHING_DUE, now_us, order, Ordering::Acquire);
+        let _ends = Watched(self);
         let answer = timeout_at(until, call).await.ok()?;
-        watched.ended = Some(is_reply(&answer));
+        if is_reply(&answer) {
+            self.due_since_us.store(NOTHING_DUE, Ordering::Release);
+        }
         Some(answer)
     }
 
@@ -49,28 +62,23 @@ impl Watchdog {
         self.is_silent.load(Ordering::Acquire)
     }
 
-    fn due_since(&self) -> MutexGuard<'_, Option<Instant>> {
-        self.due_since.lock().unwrap_or_else(PoisonError::into_inner)
+    fn now_us(&self) -> u64 {
+        micros(self.began.elapsed())
     }
 }
 
-/// A call that is watched.
-struct Watched<'w> {
-    watchdog: &'w Watchdog,
-    /// Whether it ended with a reply; `None` until it ends by itself.
-    ended: Option<bool>,
+fn micros(time: Duration) -> u64 {
+    u64::try_from(time.as_micros()).unwrap_or(NOTHING_DUE - 1)
 }
+
+/// A call that is watched. When it ends, even by being dropped, it notes a silence.
+struct Watched<'w>(&'w Watchdog);
 
 impl Drop for Watched<'_> {
     fn drop(&mut self) {
-        let mut due_since = self.watchdog.due_since();
-        match (self.ended, *due_since) {
-            (Some(true), _) => *due_since = None,
-            // With a margin: a call begins slightly after its deadline is set.
-            (None, Some(since)) if since.elapsed() >= self.watchdog.limit * 7 / 8 => {
-                self.watchdog.is_silent.store(true, Ordering::Release);
-            }
-            _ => {}
+        let since_us = self.0.due_since_us.load(Ordering::Acquire);
+        if self.0.now_us().saturating_sub(since_us) >= self.0.limit_us {
+            self.0.is_silent.store(true, Ordering::Release);
         }
     }
 }

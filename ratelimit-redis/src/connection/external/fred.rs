@@ -8,9 +8,9 @@ use fred::interfaces::ClientLike;
 use fred::types::config::Options;
 
 use super::{External, Given, IntoConnection};
-use crate::connection::Reply;
 use crate::connection::node::fred::{self as node, reason};
 use crate::connection::peer::Peer;
+use crate::connection::reply::Reply;
 use crate::connection::request::Commands;
 use crate::deadline::Deadline;
 use crate::error::{RedisError, Result};

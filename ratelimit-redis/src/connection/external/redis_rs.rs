@@ -3,9 +3,9 @@
 use redis::aio::{ConnectionLike, MultiplexedConnection};
 
 use super::{External, Given, IntoConnection};
-use crate::connection::Reply;
 use crate::connection::node::redis_rs::{answered, command, executed, pipeline, reason, reply};
 use crate::connection::peer::Peer;
+use crate::connection::reply::Reply;
 use crate::connection::request::Commands;
 use crate::error::{RedisError, Result};
 

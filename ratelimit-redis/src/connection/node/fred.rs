@@ -4,8 +4,9 @@
 //! connection ends, so does the task that drives it, and with it the node.
 
 use std::fmt::Write;
+use std::io;
 use std::net::SocketAddr;
-use std::pin::{Pin, pin};
+use std::pin::pin;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
@@ -20,14 +21,17 @@ use fred::types::config::{
 };
 use fred::types::{ClusterHash, CustomCommand, RespVersion, Value};
 use futures_util::FutureExt;
+#[cfg(feature = "tls")]
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
 use tokio::sync::broadcast::Receiver;
-use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
 use tokio_util::task::AbortOnDropHandle;
 
-use super::{Endpoint, Settings};
+use crate::connection::endpoint::{Endpoint, Settings};
 use crate::connection::peer::Peer;
-use crate::connection::request::Commands;
-use crate::connection::{Argument, Reply};
+use crate::connection::reply::Reply;
+use crate::connection::request::{Argument, Commands};
 use crate::error::{RedisError, Result};
 
 pub(crate) struct Node {
@@ -35,9 +39,11 @@ pub(crate) struct Node {
     peer: Peer,
     /// The task that drives the connection, as long as the node lives.
     _task: AbortOnDropHandle<()>,
-    /// Whether the client ended the connection; closed without that if its runtime has ended.
-    ended: watch::Receiver<bool>,
-    traffic: Traffic,
+    /// Whether that task has ended, by itself or with its runtime.
+    ended: CancellationToken,
+    /// How many requests began, and how many were answered.
+    begun: AtomicU64,
+    answered: AtomicU64,
     /// Without a listener the client logs each error, with all that the server said about a login.
     _listens: Receiver<(Error, Option<Server>)>,
 }
@@ -52,160 +58,66 @@ impl Node {
         let refused = tokio::select! {
             biased;
             _ = connections.recv() => None,
-            ended = &mut connected => Some(match ended {
-                Ok(Err(error)) => error,
-                Ok(Ok(())) => Error::new_canceled(),
-                Err(error) => error.into(),
-            }),
+            ended = &mut connected => Some(ended.unwrap_or_else(|error| Err(error.into()))),
         };
-        if let Some(error) = refused {
-            return Err(not_connected(endpoint, &error));
+        if let Some(ended) = refused {
+            let error = ended.err().unwrap_or_else(Error::new_canceled);
+            return Err(not_connected(endpoint, address, &error).await);
         }
-        let (sender, ended) = watch::channel(false);
+        let ended = CancellationToken::new();
+        let ends = ended.clone().drop_guard();
         let task = tokio::spawn(async move {
-            if connected.await.is_ok() {
-                sender.send_replace(true);
-            }
+            let _ends = ends;
+            let _ = connected.await;
         });
         let node = Self {
             client,
             peer: endpoint.peer.clone(),
             _task: AbortOnDropHandle::new(task),
             ended,
-            traffic: Traffic::default(),
+            begun: AtomicU64::new(0),
+            answered: AtomicU64::new(0),
             _listens: listens,
         };
         // The client reports a connection that was closed at once as connected.
-        let ping = node.client.custom_raw(command("PING"), Vec::<Value>::new());
-        let error = match node.answered(pin!(ping)).await {
-            Ok(_) => None,
-            Err(FredFailure::Answered { error, .. }) => Some(error),
-            Err(FredFailure::NotSent | FredFailure::Aborted) => Some(Error::new_canceled()),
-        };
-        error.map_or(Ok(node), |error| Err(not_connected(endpoint, &error)))
+        match node.send(false, Commands::One(&[Argument::Text("PING")])).await {
+            Ok(_) | Err(RedisError::Server { .. }) => Ok(node),
+            Err(_) => Err(cut_off(endpoint, address).await),
+        }
     }
 
     pub(crate) async fn send(&self, asking: bool, commands: Commands<'_>) -> Result<Reply> {
-        let pipeline = || self.client.pipeline().with_options(&Options::default());
-        let asked = pin!(ask(&self.client, pipeline, &self.peer, asking, commands));
-        self.answered(asked).await.unwrap_or_else(|failure| Err(self.failed(failure)))
-    }
-
-    /// The result of a request, or the fact that there will be none: commands to a task that has
-    /// ended are still accepted and would wait forever.
-    async fn answered<T>(
-        &self,
-        mut request: Pin<&mut impl Future<Output = Result<T, Error>>>,
-    ) -> Result<T, FredFailure> {
-        let mut ended = self.ended.clone();
-        // Nothing is sent any more.
-        if ended.has_changed().is_err() {
-            return Err(FredFailure::NotSent);
+        // A client whose task has ended still accepts requests, and never answers them.
+        if self.ended.is_cancelled() {
+            return Err(self.peer.unreachable("the connection has ended"));
         }
-        let mut passage = self.traffic.begin();
+        let number = self.begun.fetch_add(1, Ordering::SeqCst);
+        let is_first = self.answered.load(Ordering::SeqCst) == number;
+        let pipeline = || self.client.pipeline().with_options(&Options::default());
+        let mut asked = pin!(ask(&self.client, pipeline, &self.peer, asking, commands));
         let answer = tokio::select! {
             biased;
-            answer = &mut request => Some(answer),
-            _ = ended.wait_for(|ended| *ended) => request.now_or_never(),
+            answer = &mut asked => Some(answer),
+            () = self.ended.cancelled() => asked.now_or_never(),
         };
         match answer {
-            Some(Ok(answer)) => {
-                passage.answered();
-                Ok(answer)
+            Some(Ok(reply)) => {
+                self.answered.fetch_add(1, Ordering::SeqCst);
+                reply
             }
-            Some(Err(error)) if !error.is_canceled() => {
-                Err(FredFailure::Answered { error, alone: passage.is_alone() })
+            // The client ends the connection over a CLUSTERDOWN, and reports it to all that waits
+            // there. It is the reply to a request that is the only one.
+            Some(Err(error))
+                if *error.kind() == ErrorKind::Cluster
+                    && is_first
+                    && self.begun.load(Ordering::SeqCst) == number + 1 =>
+            {
+                Err(server_answer(&self.peer, &error))
             }
-            // Left in the queue. The client delivers all replies before it ends a connection; but
-            // if its runtime ends, it also cancels requests that it has sent.
-            _ => Err(match ended.wait_for(|ended| *ended).await {
-                Ok(_) => FredFailure::NotSent,
-                Err(_) => FredFailure::Aborted,
-            }),
+            Some(Err(error)) => Err(self.peer.lost(reason(&error))),
+            None => Err(self.peer.lost("the task that drove the connection has ended")),
         }
     }
-
-    fn failed(&self, failure: FredFailure) -> RedisError {
-        match failure {
-            FredFailure::NotSent => self.peer.unreachable("the connection has ended"),
-            FredFailure::Aborted => {
-                self.peer.lost("the runtime that drove the connection has ended")
-            }
-            // The client closes the connection after some server errors and reports the error to
-            // all pending requests. If only one was pending, the error is its reply.
-            FredFailure::Answered { error, alone: true } if code(error.details()).is_some() => {
-                server_answer(&self.peer, &error)
-            }
-            FredFailure::Answered { error, .. } => self.peer.lost(reason(&error)),
-        }
-    }
-}
-
-/// Counts the requests that are pending on a connection.
-#[derive(Default)]
-pub(super) struct Traffic {
-    /// How many requests began. A request's number is the count before it.
-    begun: AtomicU64,
-    /// How many of them no caller waits for any longer.
-    ended: AtomicU64,
-    /// The value of `begun` when a caller last abandoned a request, which may still be pending.
-    given_up: AtomicU64,
-    /// The highest number of an answered request, plus one. Replies come in order, so every request
-    /// that was abandoned before this one began has been answered too.
-    answered: AtomicU64,
-}
-
-impl Traffic {
-    pub(super) fn begin(&self) -> Passage<'_> {
-        let number = self.begun.fetch_add(1, Ordering::SeqCst);
-        // If a later request is among those that ended, this one is not alone, and `is_alone`
-        // detects it.
-        let others = self.ended.load(Ordering::SeqCst) != number;
-        let given_up = self.given_up.load(Ordering::SeqCst);
-        let overtaken = given_up == 0 || self.answered.load(Ordering::SeqCst) > given_up;
-        Passage { traffic: self, number, alone: !others && overtaken, ended: false }
-    }
-}
-
-/// A pending request. Dropping it unanswered abandons it.
-pub(super) struct Passage<'t> {
-    traffic: &'t Traffic,
-    number: u64,
-    /// Whether no other request was pending when it began.
-    alone: bool,
-    ended: bool,
-}
-
-impl Passage<'_> {
-    pub(super) fn answered(&mut self) {
-        self.traffic.answered.fetch_max(self.number + 1, Ordering::SeqCst);
-        self.ended = true;
-    }
-
-    /// Whether no other request has been pending since it began.
-    pub(super) fn is_alone(&self) -> bool {
-        self.alone && self.traffic.begun.load(Ordering::SeqCst) == self.number + 1
-    }
-}
-
-impl Drop for Passage<'_> {
-    fn drop(&mut self) {
-        if !self.ended {
-            let begun = self.traffic.begun.load(Ordering::SeqCst);
-            self.traffic.given_up.fetch_max(begun, Ordering::SeqCst);
-        }
-        self.traffic.ended.fetch_add(1, Ordering::SeqCst);
-    }
-}
-
-/// Why there is no reply.
-enum FredFailure {
-    /// The request was never sent.
-    NotSent,
-    /// The connection's runtime ended, and the request may have been sent.
-    Aborted,
-    /// The client's error, and whether no other request was pending meanwhile.
-    Answered { error: Error, alone: bool },
 }
 
 fn config(endpoint: &Endpoint, address: Option<SocketAddr>) -> Result<Config> {
@@ -279,34 +191,22 @@ fn performance() -> PerformanceConfig {
     PerformanceConfig { default_command_timeout: Duration::ZERO, ..PerformanceConfig::default() }
 }
 
-fn command(name: &str) -> CustomCommand {
-    CustomCommand::new(name.to_owned(), ClusterHash::FirstKey, false)
-}
-
 /// A command's name and its arguments. These are parts of one buffer: the client clones each of
 /// them twice, which costs an allocation for text of its own.
 fn custom(words: &[Argument<'_>]) -> (CustomCommand, Vec<Value>) {
-    let (name, arguments) = match words {
-        [Argument::Text(name), arguments @ ..] => (command(name), arguments),
-        [Argument::Bytes(name), arguments @ ..] => {
-            (command(&String::from_utf8_lossy(name)), arguments)
+    let mut buffer = BytesMut::with_capacity(words.iter().map(Argument::most_bytes).sum());
+    let mut words = words.iter().map(|word| {
+        match word {
+            Argument::Text(text) => buffer.extend_from_slice(text.as_bytes()),
+            Argument::Bytes(bytes) => buffer.extend_from_slice(bytes),
+            // Writing to a buffer in memory never fails.
+            Argument::Number(number) => write!(buffer, "{number}").unwrap_or_default(),
         }
-        _ => (command(""), words),
-    };
-    let mut buffer = BytesMut::with_capacity(arguments.iter().map(Argument::most_bytes).sum());
-    let arguments = arguments.iter().map(|word| {
-        // Writing to a buffer in memory never fails.
-        let _ = match word {
-            Argument::Text(text) => buffer.write_str(text),
-            Argument::Bytes(bytes) => {
-                buffer.extend_from_slice(bytes);
-                Ok(())
-            }
-            Argument::Number(number) => write!(buffer, "{number}"),
-        };
-        Value::Bytes(buffer.split().freeze())
+        buffer.split().freeze()
     });
-    (name, arguments.collect())
+    let name = words.next().unwrap_or_default();
+    let name = CustomCommand::new(String::from_utf8_lossy(&name), ClusterHash::FirstKey, false);
+    (name, words.map(Value::Bytes).collect())
 }
 
 /// The server's reply to commands; the client's own failure is the outer error.
@@ -355,79 +255,84 @@ async fn in_one(
 fn executed(peer: &Peer, mut answers: Vec<Result<Value, Error>>) -> Result<Reply> {
     let executed = answers.pop().unwrap_or(Ok(Value::Null));
     executed.map(reply_of).map_err(|error| {
-        let first = answers.into_iter().find_map(Result::err);
-        let is_inside =
-            first.is_none() && matches!(code(error.details()), Some("WRONGTYPE" | "ERR"));
-        server_answer(peer, &first.unwrap_or(error)).after(is_inside)
+        if let Some(first) = answers.into_iter().find_map(Result::err) {
+            return server_answer(peer, &first);
+        }
+        let error = server_answer(peer, &error);
+        let is_inside = matches!(
+            &error, RedisError::Server { code, .. } if matches!(&**code, "WRONGTYPE" | "ERR")
+        );
+        error.after(is_inside)
     })
 }
 
-/// The error of a failed connection attempt: a refused login, or a failure on the way.
-fn not_connected(endpoint: &Endpoint, error: &Error) -> RedisError {
-    let said = error.details();
-    if code(said).is_some() {
-        return login_refused(endpoint, said);
-    }
-    #[cfg(feature = "tls")]
-    {
-        let met = in_words(said);
-        if let Some(refused) =
-            crate::connection::tls::refused_as(endpoint.peer.address(), &met, &met)
-        {
-            return refused;
-        }
-    }
+/// Why no connection was made: a refused login, or a failure on the way.
+async fn not_connected(
+    endpoint: &Endpoint,
+    address: Option<SocketAddr>,
+    error: &Error,
+) -> RedisError {
     match error.kind() {
-        ErrorKind::IO if !["reset", "Broken pipe"].iter().any(|part| said.contains(part)) => {
-            endpoint.peer.unreachable(reason(error))
+        ErrorKind::IO | ErrorKind::Canceled => cut_off(endpoint, address).await,
+        ErrorKind::Protocol | ErrorKind::Parse => endpoint.broken_off(&reason(error)),
+        #[cfg(feature = "tls")]
+        ErrorKind::Tls => endpoint.peer.unreachable(reason(error)),
+        // The server's reply, or the client's description of one that does not fit the login.
+        _ => {
+            let (code, detail) = code_and_message(error);
+            endpoint.refused_login(code, detail)
         }
-        ErrorKind::IO | ErrorKind::Protocol | ErrorKind::Parse | ErrorKind::Canceled => {
-            endpoint.broken_off(&reason(error))
-        }
-        // The client's description of a reply that does not fit the login.
-        _ => login_refused(endpoint, "ERR"),
     }
 }
 
-fn login_refused(endpoint: &Endpoint, said: &str) -> RedisError {
-    let (code, detail) = said.split_once(' ').unwrap_or((said, ""));
-    endpoint.peer.refused_login(&endpoint.settings, code, detail)
+/// Why a connection did not last. The client keeps an error of the system or of TLS only as a text
+/// for debugging, so that it has to be met again.
+async fn cut_off(endpoint: &Endpoint, address: Option<SocketAddr>) -> RedisError {
+    match try_again(endpoint, address).await {
+        Err(error) => endpoint.not_connected(&error),
+        Ok(()) => endpoint.broken_off("it ended the connection at once"),
+    }
 }
 
-/// Why a connection failed, in one line. Passes on only the system's own words: the client's text
-/// may quote the server.
+async fn try_again(endpoint: &Endpoint, address: Option<SocketAddr>) -> io::Result<()> {
+    let Some(address) = address else {
+        #[cfg(unix)]
+        tokio::net::UnixStream::connect(&endpoint.host).await?;
+        return Ok(());
+    };
+    let stream = TcpStream::connect(address).await?;
+    #[cfg(feature = "tls")]
+    if let Some(tls) = &endpoint.settings.tls {
+        let mut stream = tls.connect(&endpoint.host, stream).await?;
+        // A server that refuses a certificate says so after a request.
+        stream.write_all(b"PING\r\n").await?;
+        stream.read_u8().await?;
+    }
+    #[cfg(not(feature = "tls"))]
+    drop(stream);
+    Ok(())
+}
+
+/// Why a connection failed, in one line, by the kind of the error: its text may quote the server.
 pub(in crate::connection) fn reason(error: &Error) -> String {
     match error.kind() {
         ErrorKind::Protocol | ErrorKind::Parse => {
             "what answers there does not speak the Redis protocol".into()
         }
-        ErrorKind::Canceled => "the connection was closed".into(),
-        ErrorKind::IO => in_words(error.details()),
-        ErrorKind::Cluster if code(error.details()) == Some("CLUSTERDOWN") => {
-            "the client ended the connection over a CLUSTERDOWN".into()
-        }
+        ErrorKind::IO | ErrorKind::Canceled => "the connection was closed".into(),
+        ErrorKind::Cluster => "the client ended the connection over a CLUSTERDOWN".into(),
         kind => format!("the connection has ended ({})", kind.to_str()),
     }
 }
 
-/// Extracts the system's message from the client's debug text: `Os { …, message: "…" }` or `Custom
-/// { kind: …, error: … }`.
-fn in_words(shown: &str) -> String {
-    let after = |name| shown.split_once(name).map(|(_, rest)| rest.trim_end_matches([' ', '}']));
-    let said = after("message: ").or_else(|| after("error: ")).unwrap_or(shown);
-    said.trim_matches('"').to_owned()
-}
-
-/// The code of an error, if a server sent it: the client keeps only the text.
-fn code(text: &str) -> Option<&str> {
-    let code = text.split(' ').next()?;
-    (!code.is_empty() && code.bytes().all(|byte| byte.is_ascii_uppercase())).then_some(code)
+/// The parts of an error reply, which the client keeps as text.
+fn code_and_message(error: &Error) -> (&str, &str) {
+    error.details().split_once(' ').unwrap_or((error.details(), ""))
 }
 
 /// An error reply of the server, which did not execute the command.
 fn server_answer(peer: &Peer, error: &Error) -> RedisError {
-    let text = error.details();
-    let (code, detail) = text.split_once(' ').unwrap_or((text, ""));
+    let (code, detail) = code_and_message(error);
     peer.error(code, detail)
 }
 

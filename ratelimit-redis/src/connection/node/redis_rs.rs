@@ -13,12 +13,10 @@ use tokio::net::TcpStream;
 use tokio::net::UnixStream;
 use tokio_util::task::AbortOnDropHandle;
 
-use super::{Endpoint, Settings};
+use crate::connection::endpoint::{Endpoint, Settings};
 use crate::connection::peer::Peer;
-use crate::connection::request::Commands;
-#[cfg(feature = "tls")]
-use crate::connection::tls;
-use crate::connection::{Argument, Reply};
+use crate::connection::reply::Reply;
+use crate::connection::request::{Argument, Commands};
 use crate::error::{RedisError, Result};
 
 /// How many requests the client takes at once: more than any program sends.
@@ -36,13 +34,13 @@ impl Node {
         let Some(address) = address else { return Self::at_socket(endpoint).await };
         // We open the stream instead of the client, so that the task is ours: once it has ended,
         // nothing more can be sent.
-        let stream = stream(address).await.map_err(|error| not_connected(endpoint, &error))?;
+        let stream = stream(address).await.map_err(|error| endpoint.not_connected(&error))?;
         match &endpoint.settings.tls {
             None => Self::over(stream, endpoint).await,
             #[cfg(feature = "tls")]
             Some(tls) => {
                 let stream = tls.connect(&endpoint.host, stream).await;
-                let stream = stream.map_err(|error| not_connected(endpoint, &error))?;
+                let stream = stream.map_err(|error| endpoint.not_connected(&error))?;
                 Self::over(stream, endpoint).await
             }
             #[cfg(not(feature = "tls"))]
@@ -53,7 +51,7 @@ impl Node {
     #[cfg(unix)]
     async fn at_socket(endpoint: &Endpoint) -> Result<Self> {
         let stream = UnixStream::connect(&endpoint.host).await;
-        let stream = stream.map_err(|error| not_connected(endpoint, &error))?;
+        let stream = stream.map_err(|error| endpoint.not_connected(&error))?;
         Box::pin(Self::over(stream, endpoint)).await
     }
 
@@ -85,7 +83,7 @@ impl Node {
             };
             return Err(refused(endpoint, &error));
         }
-        written.map_err(|error| not_connected(endpoint, &error))?;
+        written.map_err(|error| endpoint.not_connected(&error))?;
         // The caller enforces the deadline. A full buffer would give its next place to a future
         // that may no longer be polled.
         let config = AsyncConnectionConfig::new()
@@ -193,26 +191,11 @@ pub(in crate::connection) fn command(words: &[Argument<'_>]) -> redis::Cmd {
 fn refused(endpoint: &Endpoint, error: &redis::RedisError) -> RedisError {
     if let Some(code) = error.code() {
         let detail = error.detail().unwrap_or_default();
-        return endpoint.peer.refused_login(&endpoint.settings, code, detail);
+        return endpoint.refused_login(code, detail);
     }
     match io_error(error) {
-        Some(cause) => not_connected(endpoint, cause),
+        Some(cause) => endpoint.not_connected(cause),
         None => endpoint.broken_off(&reason(error)),
-    }
-}
-
-/// The error when no connection was made.
-fn not_connected(endpoint: &Endpoint, error: &io::Error) -> RedisError {
-    #[cfg(feature = "tls")]
-    if let Some(refused) = tls::refused_by(endpoint.peer.address(), error) {
-        return refused;
-    }
-    match error.kind() {
-        io::ErrorKind::UnexpectedEof => endpoint.broken_off("it ended the connection at once"),
-        io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe => {
-            endpoint.broken_off(&error.to_string())
-        }
-        _ => endpoint.peer.unreachable(error.to_string()),
     }
 }
 

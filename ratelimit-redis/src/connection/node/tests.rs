@@ -1,6 +1,7 @@
 //! Tests the contract of a node with both clients.
 
 use std::collections::BTreeSet;
+use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
 use std::task::{Context, Waker};
 use std::time::Duration;
@@ -11,11 +12,12 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
-use super::{Endpoint, Node, Settings};
+use super::Node;
 use crate::client::Client;
-use crate::connection::connector::attempt;
-use crate::connection::request::Commands;
-use crate::connection::{Argument, Peer, Reply};
+use crate::connection::endpoint::{Endpoint, Settings};
+use crate::connection::peer::Peer;
+use crate::connection::reply::Reply;
+use crate::connection::request::{Argument, Commands};
 use crate::error::{RedisError, Result};
 
 macro_rules! by_each_client {
@@ -62,7 +64,7 @@ fn endpoint(client: Client, port: u16) -> Endpoint {
 }
 
 async fn node(client: Client, port: u16) -> Arc<Node> {
-    let connecting = timeout(PATIENCE, attempt(&endpoint(client, port))).await;
+    let connecting = timeout(PATIENCE, Node::connect(&endpoint(client, port))).await;
     Arc::new(connecting.expect("in time").expect("the server is up"))
 }
 
@@ -84,7 +86,7 @@ fn sending(node: &Arc<Node>, word: &'static str) -> JoinHandle<Result<Reply>> {
 async fn transaction(node: &Node, asking: bool, commands: &[&[&str]]) -> Result<Vec<Reply>> {
     let commands: Vec<_> = commands.iter().map(|words| texts(words)).collect();
     let sent = timeout(PATIENCE, node.send(asking, Commands::Transaction(&commands))).await;
-    sent.expect("in time")?.into_array(&Peer::new("a node"))
+    Peer::new("a node").array(sent.expect("in time")?)
 }
 
 /// The code of a server's error.
@@ -170,8 +172,8 @@ async fn bytes_survive_unchanged(client: Client) {
     let echo = |word| [Argument::Text("ECHO"), word];
     for resp3 in [false, true] {
         let settings = Arc::new(Settings { client, resp3, ..Settings::default() });
-        let node =
-            attempt(&Endpoint::new("127.0.0.1", redis.port(), &settings)).await.expect("it is up");
+        let node = Node::connect(&Endpoint::new("127.0.0.1", redis.port(), &settings)).await;
+        let node = node.expect("it is up");
         for (words, due) in [
             (&set[..], b"OK".to_vec()),
             (&get, all.clone()),
@@ -345,71 +347,20 @@ async fn an_error_that_may_belong_to_another_request_is_no_reply() {
     }
 }
 
-/// Two concurrent requests are both pending, in whichever order they are counted.
-#[cfg(feature = "fred")]
-#[test]
-fn two_concurrent_requests_know_of_each_other() {
-    use std::sync::atomic::{AtomicUsize, Ordering};
-
-    let traffic = super::fred::Traffic::default();
-    let arrived = AtomicUsize::new(0);
-    // Spins, because woken threads do not resume at the same moment.
-    let together = |all: usize| {
-        arrived.fetch_add(1, Ordering::SeqCst);
-        for spins in 1_u64.. {
-            if arrived.load(Ordering::SeqCst) >= all {
-                break;
-            }
-            if spins % 1_000 == 0 {
-                std::thread::yield_now();
-            }
-            std::hint::spin_loop();
-        }
-    };
-    let both = || {
-        (0..10_000).filter(|round| {
-            together(4 * round + 2);
-            let mut passage = traffic.begin();
-            together(4 * round + 4);
-            let is_alone = passage.is_alone();
-            passage.answered();
-            drop(passage);
-            is_alone
-        })
-    };
-    let alone = std::thread::scope(|threads| {
-        let other = threads.spawn(|| both().count());
-        both().count() + other.join().expect("no panic")
-    });
-    assert_eq!(alone, 0);
-}
-
-/// An abandoned request may still be pending until a later one is answered.
+/// An abandoned request may still be pending, so that another one's error may be its reply.
 #[cfg(feature = "fred")]
 #[tokio::test]
-async fn an_error_is_a_reply_again_once_abandoned_requests_are_answered() {
-    let last_told = async |one_in_between: bool| {
-        let (port, heard) = server(|words| {
-            Some(match words[0].as_str() {
-                "GIVENUP" => "",
-                // The reply to the abandoned request comes late.
-                "BETWEEN" => "+OK\r\n+OK\r\n",
-                _ => "-CLUSTERDOWN The cluster is down\r\n",
-            })
-        })
-        .await;
-        let node = node(Client::Fred, port).await;
-        let given_up = timeout(Duration::from_millis(10), send(&node, &["GIVENUP"]));
-        given_up.await.expect_err("no answer");
-        heard.until(1, "GIVENUP").await;
-        if one_in_between {
-            send(&node, &["BETWEEN"]).await.expect("answered");
-        }
-        send(&node, &["LAST"]).await.expect_err("down")
-    };
-    let error = last_told(false).await;
+async fn an_error_after_an_abandoned_request_is_no_reply() {
+    let (port, heard) = server(|words| {
+        Some(if words[0] == "GIVENUP" { "" } else { "-CLUSTERDOWN The cluster is down\r\n" })
+    })
+    .await;
+    let node = node(Client::Fred, port).await;
+    let given_up = timeout(Duration::from_millis(10), send(&node, &["GIVENUP"]));
+    given_up.await.expect_err("no answer");
+    heard.until(1, "GIVENUP").await;
+    let error = send(&node, &["LAST"]).await.expect_err("down");
     assert!(matches!(error, RedisError::Lost { .. }), "whose answer is it: {error:?}");
-    assert_eq!(code(&last_told(true).await), "CLUSTERDOWN");
 }
 
 async fn dropping_a_node_closes_its_connection(client: Client) {
@@ -425,9 +376,33 @@ async fn an_abandoned_connection_attempt_closes_its_socket(client: Client) {
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
     let endpoint = endpoint(client, listener.local_addr().expect("bound").port());
     let (mut stream, _) = tokio::select! {
-        _ = attempt(&endpoint) => panic!("no server answers"),
+        _ = Node::connect(&endpoint) => panic!("no server answers"),
         begun = listener.accept() => begun.expect("a caller"),
     };
     let ended = timeout(PATIENCE, stream.read_to_end(&mut Vec::new())).await;
     let _ = ended.expect("in time");
+}
+
+#[tokio::test]
+async fn a_dead_first_address_does_not_make_a_host_unreachable() {
+    let server = RedisServer::start().expect("redis-server");
+    // It accepts connections and sends nothing.
+    let dead = TcpListener::bind(("127.0.0.2", 0)).await.expect("a port");
+    let dead = dead.local_addr().expect("bound");
+    let alive = SocketAddr::from(([127, 0, 0, 1], server.port()));
+    let refuses = SocketAddr::from(([127, 0, 0, 2], server.port()));
+    for client in Client::ALL {
+        let settings = Settings { client: *client, ..Settings::default() };
+        let endpoint = Endpoint::new("redis.example", 6_379, &Arc::new(settings));
+        for first in [vec![dead], vec![refuses], vec![dead, refuses], vec![]] {
+            let addresses = [first, vec![alive]].concat().into_iter();
+            let connected = timeout(PATIENCE, Node::connect_to_any(&endpoint, addresses)).await;
+            assert!(connected.expect("in time").is_ok(), "{client}");
+        }
+        let away = [refuses, refuses].into_iter();
+        let Err(error) = Node::connect_to_any(&endpoint, away).await else {
+            panic!("no server is there")
+        };
+        assert!(error.to_string().contains("redis.example:6379"), "{error}");
+    }
 }
