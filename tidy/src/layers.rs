@@ -8,6 +8,10 @@ use crate::{File, assert_none, files, read, words};
 const CORE: (&str, &str) =
     ("ratelimit-core/src/", "Inside core each file imports only from those before it:");
 const REDIS: (&str, &str) = ("ratelimit-redis/src/", "each module uses only those before it:");
+const CONNECTION: (&str, &str) = (
+    "ratelimit-redis/src/connection/",
+    "Inside `connection/` each file uses only those before it:",
+);
 const LAYERS: (&str, &str) =
     ("ratelimit-layers/src/", "Inside layers each file uses only those before it:");
 const TOOL: (&str, &str) =
@@ -17,8 +21,10 @@ const ALGORITHMS: &str = "ratelimit-core/src/algorithms/";
 /// The modules of a crate, in order. A folder's files stand where its module does, unless the
 /// folder, with a slash, has a place of its own.
 struct Layers {
-    /// The folder of the crate's sources.
+    /// The folder of the crate's sources, or that of a module.
     root: &'static str,
+    /// The path of the root in code, such as `crate::`.
+    inside: String,
     order: Vec<String>,
     /// What the root file defines itself, for all modules.
     common: Vec<String>,
@@ -27,9 +33,9 @@ struct Layers {
 /// The files of a crate's root.
 const ROOTS: [&str; 2] = ["lib.rs", "main.rs"];
 
-/// The modules of this crate that a line uses.
-fn uses(line: &str) -> impl Iterator<Item = &str> {
-    line.split("crate::").skip(1).flat_map(|rest| {
+/// The modules after this path that a line uses.
+fn uses<'l>(line: &'l str, path: &str) -> impl Iterator<Item = &'l str> {
+    line.split(path).skip(1).flat_map(|rest| {
         let all = rest.strip_prefix('{').unwrap_or(rest.split(',').next().unwrap_or_default());
         all.split(',').filter_map(|one| words(one).next())
     })
@@ -47,9 +53,14 @@ impl Layers {
         let text = read("ARCHITECTURE.md");
         let (_, rest) = text.split_once(after).expect("ARCHITECTURE.md lists the modules");
         let names = rest.split('.').next().unwrap_or_default().split('`').skip(1).step_by(2);
-        let common = ROOTS.map(|name| File::new(name, &read(&format!("{root}{name}"))));
+        let module = format!("{}.rs", root.trim_end_matches('/'));
+        let roots = ROOTS.map(|name| format!("{root}{name}")).into_iter().chain([module]);
+        let common: Vec<_> = roots.map(|path| File::new(&path, &read(&path))).collect();
         let common = common.iter().flat_map(|file| file.code().filter_map(|(_, l)| definition(l)));
-        Self { root, order: names.map(str::to_owned).collect(), common: common.collect() }
+        let (_, folders) = root.split_once("/src/").unwrap_or_default();
+        let inside = format!("crate::{}", folders.replace('/', "::"));
+        let order = names.map(str::to_owned).collect();
+        Self { root, inside, order, common: common.collect() }
     }
 
     /// The place of a file or a module, by its path below the root.
@@ -65,12 +76,17 @@ impl Layers {
     /// Uses of a module that stands after the one that uses it.
     fn upward(&self, file: &File) -> Vec<String> {
         let path = &file.path;
-        let Some(own) = self.position(path.trim_start_matches(self.root)) else {
+        let name = path.trim_start_matches(self.root);
+        // What stands directly in the folder also finds its siblings there.
+        let paths =
+            [&*self.inside, "super::"].into_iter().take(1 + usize::from(!name.contains('/')));
+        let Some(own) = self.position(name) else {
             return vec![format!("{path}: give its module a place in ARCHITECTURE.md")];
         };
         let mut found = Vec::new();
         for (number, line) in file.code() {
-            for used in uses(line).filter(|used| !self.common.iter().any(|own| own == used)) {
+            let used = paths.clone().flat_map(|path| uses(line, path));
+            for used in used.filter(|used| !self.common.iter().any(|own| own == used)) {
                 if self.position(used).is_none_or(|used| used > own) {
                     found.push(format!("{path}:{number}: `{used}` is no layer before its own"));
                 }
@@ -107,7 +123,7 @@ fn siblings(algorithms: &[File]) -> impl Iterator<Item = String> {
 
 #[test]
 fn the_arrows_between_modules_point_one_way() {
-    for layers in [CORE, REDIS, LAYERS, TOOL].map(Layers::listed) {
+    for layers in [CORE, REDIS, CONNECTION, LAYERS, TOOL].map(Layers::listed) {
         let mut files = files(layers.root, &["rs"]);
         files.retain(|file| !ROOTS.contains(&file.path.trim_start_matches(layers.root)));
         assert_none(files.iter().flat_map(|file| layers.upward(file)));
@@ -136,6 +152,17 @@ fn each_rule_finds_what_breaks_it() {
     assert_eq!(upward("limit.rs", "mod tests {\n    use crate::store_traits::Store;\n}"), 0);
     let file = File::new(&format!("{}url/options.rs", REDIS.0), "use crate::store::RedisStore;");
     assert_eq!(redis.upward(&file).len(), 1);
+    let connection = Layers::listed(CONNECTION);
+    for (name, text, due) in [
+        ("link.rs", "use super::attempts::Attempts;", 0),
+        ("link.rs", "use super::Connection;", 0),
+        ("attempts.rs", "use super::link::Link;", 1),
+        ("node/fred.rs", "use super::Settings;", 0),
+        ("node/fred.rs", "use crate::connection::servers::Servers;", 1),
+    ] {
+        let file = File::new(&format!("{}{name}", CONNECTION.0), text);
+        assert_eq!(connection.upward(&file).len(), due, "{name}: {text}");
+    }
     for (text, due) in [
         ("use crate::{LocalAlgorithm, OnDrop, lock};", 0),
         ("use crate::{lock, fallback};", 1),

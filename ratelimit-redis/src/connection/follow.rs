@@ -92,86 +92,67 @@ impl ToSlot<'_> {
     where
         F: Future<Output = Result<T>> + Send,
     {
-        let (mut asking, mut redirections, mut pause) = (false, 0, FIRST_PAUSE);
-        let mut to = self.owner(&mut pause).await?;
+        let (servers, mut redirections, mut pause) = (self.servers, 0, FIRST_PAUSE);
+        // Where the last server sent it, and whether for this request only.
+        let mut sent: Option<(Arc<Link>, bool)> = None;
         // Why the last server did not execute it.
         let mut refused: Option<RedisError> = None;
         loop {
-            let seen = self.servers.lookups.ended();
-            let error = match ask(Arc::clone(&to), asking).await {
-                Ok(answer) => {
+            let to = match sent.take() {
+                None => self.in_charge().await.map(|link| (link, false)),
+                Some(to) => Ok(to),
+            };
+            let seen = servers.lookups.ended();
+            let answer = match &to {
+                Ok((link, asking)) => ask(Arc::clone(link), *asking).await,
+                Err(error) => Err(error.clone()),
+            };
+            let error = match (answer, refused.take()) {
+                (Ok(answer), _) => {
                     if pause != FIRST_PAUSE {
-                        self.servers.has_passed(self.slot);
+                        servers.has_passed(self.slot);
                     }
                     return Ok(answer);
                 }
-                Err(error) => match refused.take() {
-                    // That no time was left for another attempt says less than the answer to the
-                    // last.
-                    Some(refused)
-                        if self.deadline.is_over() && error.kind() == ErrorKind::Unavailable =>
-                    {
-                        return Err(refused);
-                    }
-                    _ => error,
-                },
-            };
-            let asks = matches!(hint(&error), Hint::Ask(_));
-            let next = match hint(&error) {
-                Hint::Final => return Err(error),
-                Hint::Doubt => {
-                    self.servers.known.doubt();
-                    return Err(error);
+                // That no time was left for another attempt says less than the answer to the last.
+                (Err(error), Some(refused))
+                    if self.deadline.is_over() && error.kind() == ErrorKind::Unavailable =>
+                {
+                    return Err(refused);
                 }
-                Hint::Moved(place) | Hint::Ask(place) => match self.sent_to(&place, &to, !asks) {
-                    None => return Err(error),
-                    next => next,
-                },
-                Hint::Again if try_again == TryAgain::Return => return Err(error),
-                Hint::Again => None,
-                Hint::Elsewhere => match self.instead_of(&to, asking, seen).await {
-                    None if !self.servers.may_pass(self.slot, &error) => return Err(error),
-                    next => next,
-                },
+                (Err(error), _) => error,
             };
-            let Some(next) = next else {
-                // The owner in a moment.
-                if !self.wait(&mut pause).await {
-                    return Err(error);
+            sent = match (hint(&error), to.ok()) {
+                (Hint::Moved(place), Some((asked, _))) => self.sent_to(&place, &asked, true),
+                (Hint::Ask(place), Some((asked, _))) => self.sent_to(&place, &asked, false),
+                (Hint::Elsewhere, Some((asked, asking))) => {
+                    self.instead_of(&asked, asking, seen).await
                 }
-                let owner = self.owner(&mut pause).await;
-                (to, asking) = match owner {
-                    Err(_) if self.deadline.is_over() => return Err(error),
-                    owner => (owner?, false),
-                };
-                refused = Some(error);
+                _ => None,
+            };
+            if sent.is_some() {
+                redirections += 1;
+                // Servers that disagree get a moment to agree.
+                let agreed = redirections < 3 || self.wait(&mut pause).await;
+                if !agreed || redirections > MAX_REDIRECTIONS {
+                    return Err(self.astray(error));
+                }
                 continue;
-            };
-            (to, asking) = (next, asks);
-            redirections += 1;
-            // Servers that disagree get a moment to agree.
-            let agreed = redirections < 3 || self.wait(&mut pause).await;
-            if !agreed || redirections > MAX_REDIRECTIONS {
-                return Err(self.astray(error));
             }
-        }
-    }
-
-    /// The server in charge, as soon as there is one.
-    async fn owner(&self, pause: &mut Duration) -> Result<Arc<Link>> {
-        // Why there was none so far: that a look-up ran out of time says less.
-        let mut missing: Option<RedisError> = None;
-        loop {
-            match self.in_charge().await {
-                Err(error) => {
-                    let error = missing.take().filter(|_| self.deadline.is_over()).unwrap_or(error);
-                    if !(self.servers.may_pass(self.slot, &error) && self.wait(pause).await) {
-                        return Err(error);
-                    }
-                    missing = Some(error);
+            let waits = match hint(&error) {
+                Hint::Again => try_again == TryAgain::Wait,
+                Hint::Elsewhere => servers.may_pass(self.slot, &error),
+                Hint::Doubt => {
+                    servers.known.doubt();
+                    false
                 }
-                owner => return owner,
+                Hint::Moved(_) | Hint::Ask(_) | Hint::Final => false,
+            };
+            // The owner in a moment.
+            if !waits || !self.wait(&mut pause).await {
+                return Err(error);
             }
+            refused = Some(error);
         }
     }
 
@@ -199,7 +180,12 @@ impl ToSlot<'_> {
     /// The server to ask in place of one that does not serve. `asking`: another server redirected
     /// this request there once and knows no newer owner yet. `seen` is the number of look-ups that
     /// had ended before the request.
-    async fn instead_of(&self, asked: &Arc<Link>, asking: bool, seen: u64) -> Option<Arc<Link>> {
+    async fn instead_of(
+        &self,
+        asked: &Arc<Link>,
+        asking: bool,
+        seen: u64,
+    ) -> Option<(Arc<Link>, bool)> {
         let Self { servers, slot, deadline } = *self;
         if asking {
             return None;
@@ -208,12 +194,18 @@ impl ToSlot<'_> {
             // Leaves the look-up to the next request.
             servers.known.doubt();
         }
-        servers.known.owner(slot).filter(|known| !Arc::ptr_eq(known, asked))
+        let known = servers.known.owner(slot).filter(|known| !Arc::ptr_eq(known, asked));
+        known.map(|link| (link, false))
     }
 
     /// The server to which the asked one redirects: for good, or for this request only. Only
     /// servers of a cluster redirect.
-    fn sent_to(&self, place: &Place<'_>, asked: &Link, for_good: bool) -> Option<Arc<Link>> {
+    fn sent_to(
+        &self,
+        place: &Place<'_>,
+        asked: &Link,
+        for_good: bool,
+    ) -> Option<(Arc<Link>, bool)> {
         let known = &self.servers.known;
         if !self.servers.is_cluster() {
             return None;
@@ -222,7 +214,7 @@ impl ToSlot<'_> {
             // Other slots may have moved as well.
             known.doubt();
         }
-        Some(known.met(place, asked, for_good.then_some(self.slot)))
+        Some((known.met(place, asked, for_good.then_some(self.slot)), !for_good))
     }
 
     /// The error when servers redirect in a circle.
@@ -283,8 +275,8 @@ mod tests {
             let cluster = cluster(30);
             let deadline = Deadline::within(Duration::from_millis(within_ms));
             let route = ToSlot { servers: &cluster, slot: 7, deadline };
-            let owner = route.owner(&mut FIRST_PAUSE.clone()).await;
-            let error = owner.err().expect("no server keeps it").to_string();
+            let asked = route.follow(TryAgain::Wait, async |_, _| Ok(()));
+            let error = asked.await.expect_err("no server keeps it").to_string();
             assert!(error.contains("no server keeps slot 7"), "{within_ms}: {error}");
         }
     }

@@ -30,7 +30,7 @@ impl Watchdog {
     pub(crate) fn new(limit: Duration) -> Self {
         Self {
             // With a margin: a call begins slightly after its deadline is set.
-            limit_us: micros(limit - limit / 8),
+            limit_us: micros(limit / 8 * 7),
             began: Instant::now(),
             due_since_us: AtomicU64::new(NOTHING_DUE),
             is_silent: AtomicBool::new(false),

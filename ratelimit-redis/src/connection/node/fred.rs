@@ -150,22 +150,14 @@ fn config(endpoint: &Endpoint, address: Option<SocketAddr>) -> Result<Config> {
 }
 
 /// The server by its address, with its name for the certificate.
-#[cfg(feature = "tls")]
 fn server(endpoint: &Endpoint, address: SocketAddr) -> Server {
-    Server::new_with_tls(host(address), address.port(), Some(endpoint.host.clone()))
-}
-
-#[cfg(not(feature = "tls"))]
-fn server(_endpoint: &Endpoint, address: SocketAddr) -> Server {
-    Server::new(host(address), address.port())
-}
-
-/// The form that the client joins with a port.
-fn host(address: SocketAddr) -> String {
-    match address {
-        SocketAddr::V4(address) => address.ip().to_string(),
-        SocketAddr::V6(address) => format!("[{}]", address.ip()),
-    }
+    let (shown, port) = (address.to_string(), address.port());
+    // The client joins them again: an IPv6 address stays in brackets.
+    let host = shown.rsplit_once(':').map_or(&*shown, |(host, _)| host);
+    #[cfg(feature = "tls")]
+    return Server::new_with_tls(host, port, Some(endpoint.host.clone()));
+    #[cfg(not(feature = "tls"))]
+    Server::new(host, port)
 }
 
 /// Connects once and without timeouts: the caller enforces the deadlines.

@@ -170,6 +170,12 @@ async fn what_begins_on_a_runtime_that_stops_begins_anew(client: Client) {
 async fn a_look_up_on_a_stopped_runtime_starts_again(client: Client) {
     let node = server_with(&["--cluster-enabled", "yes"]);
     tell(&node, &["CLUSTER", "ADDSLOTSRANGE", "0", "16383"]);
+    // It refuses everything for two seconds after its start.
+    until(async || {
+        let info = tell(&node, &["CLUSTER", "INFO"]).to_string();
+        info.contains("cluster_state:ok").then_some(()).ok_or("it does not serve")
+    })
+    .await;
     let sentinels = aside(|| RedisSentinels::start().expect("sentinels")).await;
     for place in [("redis-cluster:", node.port()), ("redis-sentinel:", sentinels.ports()[0])] {
         begun_elsewhere(client, "runtime of a look-up", place, None, begins_on).await;
