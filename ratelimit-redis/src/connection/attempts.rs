@@ -247,7 +247,7 @@ mod tests {
         }
     }
 
-    #[tokio::test]
+    #[tokio::test(start_paused = true)]
     async fn a_task_that_panics_leaves_its_work_to_another() {
         let (attempts, begun) = attempts(async |n| {
             assert!(n > 0, "as a client might");

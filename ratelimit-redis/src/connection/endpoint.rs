@@ -68,11 +68,6 @@ impl Endpoint {
         self.host.starts_with('/')
     }
 
-    #[cfg(not(unix))]
-    pub(super) fn no_sockets(&self) -> RedisError {
-        self.peer.unreachable("this system has no Unix sockets")
-    }
-
     /// The error when no connection was made.
     pub(super) fn not_connected(&self, error: &io::Error) -> RedisError {
         #[cfg(feature = "tls")]

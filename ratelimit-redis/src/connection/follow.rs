@@ -35,12 +35,9 @@ impl Servers {
         try_again: TryAgain,
     ) -> Result<Reply> {
         let slot = if self.is_cluster() { slot::of(key) } else { 0 };
-        let route = ToSlot { servers: self, slot, deadline };
-        route
-            .follow(try_again, |link: Arc<Link>, asking| async move {
-                link.ask(deadline, asking, commands).await
-            })
-            .await
+        let ask =
+            |link: Arc<Link>, asking| async move { link.ask(deadline, asking, commands).await };
+        self.follow(slot, deadline, try_again, ask).await
     }
 
     /// Sends a command to every server that keeps keys.
@@ -73,36 +70,29 @@ impl Servers {
         }
         answers
     }
-}
 
-/// The route to the owner of a slot.
-struct ToSlot<'s> {
-    servers: &'s Servers,
-    slot: u16,
-    deadline: Deadline,
-}
-
-impl ToSlot<'_> {
     /// The result of a request that `ask` sends to a server, with or without `ASKING` before it.
     async fn follow<T, F>(
         &self,
+        slot: u16,
+        deadline: Deadline,
         try_again: TryAgain,
         ask: impl Fn(Arc<Link>, bool) -> F + Sync,
     ) -> Result<T>
     where
         F: Future<Output = Result<T>> + Send,
     {
-        let (servers, mut redirections, mut pause) = (self.servers, 0, FIRST_PAUSE);
+        let (mut redirections, mut pause) = (0, FIRST_PAUSE);
         // Where the last server sent it, and whether for this request only.
         let mut sent: Option<(Arc<Link>, bool)> = None;
         // Why the last server did not execute it.
         let mut refused: Option<RedisError> = None;
         loop {
             let to = match sent.take() {
-                None => self.in_charge().await.map(|link| (link, false)),
+                None => self.in_charge(slot, deadline).await.map(|link| (link, false)),
                 Some(to) => Ok(to),
             };
-            let seen = servers.lookups.ended();
+            let seen = self.lookups.ended();
             let answer = match &to {
                 Ok((link, asking)) => ask(Arc::clone(link), *asking).await,
                 Err(error) => Err(error.clone()),
@@ -110,46 +100,46 @@ impl ToSlot<'_> {
             let error = match (answer, refused.take()) {
                 (Ok(answer), _) => {
                     if pause != FIRST_PAUSE {
-                        servers.has_passed(self.slot);
+                        self.has_passed(slot);
                     }
                     return Ok(answer);
                 }
                 // That no time was left for another attempt says less than the answer to the last.
                 (Err(error), Some(refused))
-                    if self.deadline.is_over() && error.kind() == ErrorKind::Unavailable =>
+                    if deadline.is_over() && error.kind() == ErrorKind::Unavailable =>
                 {
                     return Err(refused);
                 }
                 (Err(error), _) => error,
             };
             sent = match (hint(&error), to.ok()) {
-                (Hint::Moved(place), Some((asked, _))) => self.sent_to(&place, &asked, true),
-                (Hint::Ask(place), Some((asked, _))) => self.sent_to(&place, &asked, false),
+                (Hint::Moved(place), Some((asked, _))) => self.sent_to(&place, &asked, Some(slot)),
+                (Hint::Ask(place), Some((asked, _))) => self.sent_to(&place, &asked, None),
                 (Hint::Elsewhere, Some((asked, asking))) => {
-                    self.instead_of(&asked, asking, seen).await
+                    self.instead_of(&asked, asking, seen, (slot, deadline)).await
                 }
                 _ => None,
             };
             if sent.is_some() {
                 redirections += 1;
                 // Servers that disagree get a moment to agree.
-                let agreed = redirections < 3 || self.wait(&mut pause).await;
+                let agreed = redirections < 3 || wait(deadline, &mut pause).await;
                 if !agreed || redirections > MAX_REDIRECTIONS {
-                    return Err(self.astray(error));
+                    return Err(self.astray(slot, error));
                 }
                 continue;
             }
             let waits = match hint(&error) {
                 Hint::Again => try_again == TryAgain::Wait,
-                Hint::Elsewhere => servers.may_pass(self.slot, &error),
+                Hint::Elsewhere => self.may_pass(slot, &error),
                 Hint::Doubt => {
-                    servers.known.doubt();
+                    self.known.doubt();
                     false
                 }
                 Hint::Moved(_) | Hint::Ask(_) | Hint::Final => false,
             };
             // The owner in a moment.
-            if !waits || !self.wait(&mut pause).await {
+            if !waits || !wait(deadline, &mut pause).await {
                 return Err(error);
             }
             refused = Some(error);
@@ -157,19 +147,18 @@ impl ToSlot<'_> {
     }
 
     /// The server in charge, looked up if none is known or the known one is in doubt and away.
-    async fn in_charge(&self) -> Result<Arc<Link>> {
-        let Self { servers, slot, deadline } = *self;
-        let is_in_doubt = servers.look_if_in_doubt();
-        let seen = servers.lookups.ended();
-        match servers.known.owner(slot) {
+    async fn in_charge(&self, slot: u16, deadline: Deadline) -> Result<Arc<Link>> {
+        let is_in_doubt = self.look_if_in_doubt();
+        let seen = self.lookups.ended();
+        match self.known.owner(slot) {
             Some(link) if !is_in_doubt || link.is_up() => return Ok(link),
             // The known one may be the doubted one. The rest of the deadline is for the request
             // itself; without news, the known one is used.
-            Some(_) => drop(servers.look(seen, deadline.half()).await),
-            None => servers.look(seen, deadline).await?,
+            Some(_) => drop(self.look(seen, deadline.half()).await),
+            None => self.look(seen, deadline).await?,
         }
-        servers.known.owner(slot).ok_or_else(|| {
-            servers.peer().no_server(if servers.is_cluster() {
+        self.known.owner(slot).ok_or_else(|| {
+            self.peer().no_server(if self.is_cluster() {
                 format!("no server keeps slot {slot}; assign it (CLUSTER ADDSLOTS)")
             } else {
                 "no master is known yet".into()
@@ -185,58 +174,56 @@ impl ToSlot<'_> {
         asked: &Arc<Link>,
         asking: bool,
         seen: u64,
+        (slot, deadline): (u16, Deadline),
     ) -> Option<(Arc<Link>, bool)> {
-        let Self { servers, slot, deadline } = *self;
-        if asking {
+        if asking || self.is_alone() {
             return None;
         }
-        if deadline.is_over() || servers.look(seen, deadline).await.is_err() {
+        if deadline.is_over() || self.look(seen, deadline).await.is_err() {
             // Leaves the look-up to the next request.
-            servers.known.doubt();
+            self.known.doubt();
         }
-        let known = servers.known.owner(slot).filter(|known| !Arc::ptr_eq(known, asked));
+        let known = self.known.owner(slot).filter(|known| !Arc::ptr_eq(known, asked));
         known.map(|link| (link, false))
     }
 
-    /// The server to which the asked one redirects: for good, or for this request only. Only
-    /// servers of a cluster redirect.
+    /// The server to which the asked one redirects: for good, if it names the slot, or for this
+    /// request only. Only servers of a cluster redirect.
     fn sent_to(
         &self,
         place: &Place<'_>,
         asked: &Link,
-        for_good: bool,
+        keeps: Option<u16>,
     ) -> Option<(Arc<Link>, bool)> {
-        let known = &self.servers.known;
-        if !self.servers.is_cluster() {
+        if !self.is_cluster() {
             return None;
         }
-        if for_good {
+        if keeps.is_some() {
             // Other slots may have moved as well.
-            known.doubt();
+            self.known.doubt();
         }
-        Some((known.met(place, asked, for_good.then_some(self.slot)), !for_good))
+        Some((self.known.met(place, asked, keeps), keeps.is_none()))
     }
 
     /// The error when servers redirect in a circle.
-    fn astray(&self, last: RedisError) -> RedisError {
-        if !self.servers.is_cluster() {
+    fn astray(&self, slot: u16, last: RedisError) -> RedisError {
+        if !self.is_cluster() {
             return last;
         }
-        let slot = self.slot;
-        self.servers.peer().no_server(format!(
+        self.peer().no_server(format!(
             "slot {slot} is on its way, and one server sends to the next; the last said: {last}"
         ))
     }
+}
 
-    /// Pauses, longer each time. Returns whether the deadline leaves time for it.
-    async fn wait(&self, pause: &mut Duration) -> bool {
-        if self.deadline.remaining() <= *pause {
-            return false;
-        }
-        sleep(*pause).await;
-        *pause = (*pause * 2).min(LAST_PAUSE);
-        true
+/// Pauses, longer each time. Returns whether the deadline leaves time for it.
+async fn wait(deadline: Deadline, pause: &mut Duration) -> bool {
+    if deadline.remaining() <= *pause {
+        return false;
     }
+    sleep(*pause).await;
+    *pause = (*pause * 2).min(LAST_PAUSE);
+    true
 }
 
 #[cfg(test)]
@@ -251,10 +238,11 @@ mod tests {
     use crate::connection::attempts::Attempts;
     use crate::connection::peer::Peer;
     use crate::connection::servers::tests::{range, servers};
+    use crate::url::Kind;
 
     /// A cluster in which look-ups find nothing new, and take so long.
     fn cluster(look_ms: u64) -> Servers {
-        let mut servers = servers(&[1], None);
+        let mut servers = servers(&[1], Kind::Cluster);
         let look = move |_| async move {
             sleep(Duration::from_millis(look_ms)).await;
             Ok(())
@@ -274,8 +262,7 @@ mod tests {
         for within_ms in 40..400 {
             let cluster = cluster(30);
             let deadline = Deadline::within(Duration::from_millis(within_ms));
-            let route = ToSlot { servers: &cluster, slot: 7, deadline };
-            let asked = route.follow(TryAgain::Wait, async |_, _| Ok(()));
+            let asked = cluster.follow(7, deadline, TryAgain::Wait, async |_, _| Ok(()));
             let error = asked.await.expect_err("no server keeps it").to_string();
             assert!(error.contains("no server keeps slot 7"), "{within_ms}: {error}");
         }
@@ -288,8 +275,7 @@ mod tests {
         // Wherever in an attempt the time runs out.
         for within_ms in 2..200 {
             let deadline = Deadline::within(Duration::from_millis(within_ms));
-            let route = ToSlot { servers: &cluster, slot: 0, deadline };
-            let asked = route.follow(TryAgain::Wait, async |_, _| {
+            let asked = cluster.follow(0, deadline, TryAgain::Wait, async |_, _| {
                 sleep(Duration::from_micros(700)).await;
                 let down = says("CLUSTERDOWN", String::new());
                 let late = cluster.peer().too_late(deadline);
@@ -306,8 +292,7 @@ mod tests {
         cluster.known.learn(&[range(0, 0, 1)]);
         let asked = AtomicUsize::new(0);
         let deadline = Deadline::within(Duration::from_secs(9));
-        let route = ToSlot { servers: &cluster, slot: 0, deadline };
-        let sent = route.follow(TryAgain::Wait, async |link, _| {
+        let sent = cluster.follow(0, deadline, TryAgain::Wait, async |link, _| {
             asked.fetch_add(1, Ordering::Relaxed);
             let other = 3 - link.endpoint.port;
             Err::<(), _>(says("MOVED", format!("0 127.0.0.1:{other}")))
@@ -322,21 +307,19 @@ mod tests {
         let server = RedisServer::start().expect("redis-server");
         let hangs = TcpListener::bind("127.0.0.1:0").await.expect("a port");
         let hung = hangs.local_addr().expect("bound").port();
-        let cluster = servers(&[hung], None);
+        let cluster = servers(&[hung], Kind::Cluster);
         cluster.known.learn(&[range(0, 8_191, server.port()), range(8_192, 16_383, hung)]);
         let deadline = Deadline::within(Duration::from_secs(20));
-        let route = |slot| ToSlot { servers: &cluster, slot, deadline };
-        let [first, last] = [0, slot::SLOTS - 1].map(route);
         let (link, ping) = (cluster.known.owner(0).expect("known"), [Argument::Text("PING")]);
         link.ask(deadline, false, Commands::One(&ping)).await.expect("it is up");
 
         cluster.known.doubt();
         for _ in 0..100 {
-            let owner = first.in_charge().now_or_never().expect("at once");
+            let owner = cluster.in_charge(0, deadline).now_or_never().expect("at once");
             assert!(Arc::ptr_eq(&owner.expect("known"), &link));
         }
         // Requests to the other server wait for the look-up: it may have a new owner.
-        assert!(last.in_charge().now_or_never().is_none());
+        assert!(cluster.in_charge(slot::SLOTS - 1, deadline).now_or_never().is_none());
         assert_eq!(cluster.lookups.ended(), 0, "it is still under way");
     }
 }

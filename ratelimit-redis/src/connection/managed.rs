@@ -6,8 +6,6 @@ use std::time::Duration;
 
 use super::Connection;
 use super::endpoint::{Endpoint, Settings};
-use super::link::Link;
-use super::peer::Peer;
 use super::reply::Reply;
 use super::request::{Argument, Commands, TryAgain};
 use super::servers::Servers;
@@ -23,14 +21,7 @@ use crate::url::{Kind, RedisUrl};
 /// It follows a cluster's slots and a service's master wherever they move. It repeats only requests
 /// that a server has said it did not execute, or that were never sent.
 #[derive(Clone)]
-pub struct RedisConnection(Arc<Topology>);
-
-/// Where the keys lie.
-enum Topology {
-    Single(Link),
-    /// A cluster, or by Sentinels.
-    Several(Servers),
-}
+pub struct RedisConnection(Arc<Servers>);
 
 impl RedisConnection {
     /// Connects to the servers at a URL: see [`RedisUrl`]. A connection that owes replies and gives
@@ -77,71 +68,37 @@ impl RedisConnection {
             ..Settings::default()
         };
         let shared = Arc::new(settings.clone());
-        let at = |settings: &Arc<Settings>| {
-            let settings = Arc::clone(settings);
-            url.places.iter().map(move |(host, port)| Endpoint::new(host, *port, &settings))
+        let login = match url.kind {
+            Kind::One | Kind::Cluster => Arc::clone(&shared),
+            Kind::Sentinels => Arc::new(Settings {
+                user: url.options.sentinel_user.clone(),
+                password: url.options.sentinel_password.clone(),
+                database: 0,
+                has_served: Arc::default(),
+                ..settings
+            }),
         };
-        let topology = match url.kind {
-            Kind::One => {
-                let endpoint = at(&shared).next();
-                let endpoint = endpoint.ok_or_else(|| url.refused("it names no server"))?;
-                Topology::Single(Link::new(endpoint))
-            }
-            Kind::Cluster => Topology::Several(Servers::new(at(&shared), None, &shared)),
-            Kind::Sentinels => {
-                let login = Settings {
-                    user: url.options.sentinel_user.clone(),
-                    password: url.options.sentinel_password.clone(),
-                    database: 0,
-                    has_served: Arc::default(),
-                    ..settings
-                };
-                let seeds = at(&Arc::new(login));
-                Topology::Several(Servers::new(seeds, Some(&url.service), &shared))
-            }
-        };
-        Ok(Self(Arc::new(topology)))
+        let named = url.places.iter().map(|(host, port)| Endpoint::new(host, *port, &login));
+        let servers = Servers::new(named, (url.kind, &url.service), &shared);
+        Ok(Self(Arc::new(servers)))
     }
 
     /// Connects within this time.
     pub(crate) async fn connect(&self, within: Duration) -> Result<()> {
         let deadline = Deadline::within(within);
-        match &*self.0 {
-            Topology::Several(servers) if servers.is_cluster() => servers.open(deadline).await,
-            // A server that requires a password accepts the connection and refuses the first
-            // command.
-            Topology::Single(_) | Topology::Several(_) => {
-                let ping = [Argument::Text("PING")];
-                let answer = self.ask(deadline, "", Commands::One(&ping), TryAgain::Wait).await;
-                answer.map(drop).map_err(RedisError::of_a_lookup)
-            }
+        if self.0.is_cluster() {
+            return self.0.open(deadline).await;
         }
-    }
-
-    fn peer(&self) -> &Peer {
-        match &*self.0 {
-            Topology::Single(link) => &link.endpoint.peer,
-            Topology::Several(servers) => servers.peer(),
-        }
-    }
-
-    async fn ask(
-        &self,
-        deadline: Deadline,
-        key: &str,
-        commands: Commands<'_>,
-        try_again: TryAgain,
-    ) -> Result<Reply> {
-        match &*self.0 {
-            Topology::Single(link) => link.ask(deadline, false, commands).await,
-            Topology::Several(servers) => servers.ask(deadline, key, commands, try_again).await,
-        }
+        // A server that requires a password accepts the connection and refuses the first command.
+        let ping = Commands::One(&[Argument::Text("PING")]);
+        let answer = self.0.ask(deadline, "", ping, TryAgain::Wait).await;
+        answer.map(drop).map_err(RedisError::of_a_lookup)
     }
 }
 
 impl Connection for RedisConnection {
     async fn send(&self, key: &str, words: &[Argument<'_>], deadline: Deadline) -> Result<Reply> {
-        self.ask(deadline, key, Commands::One(words), TryAgain::Wait).await
+        self.0.ask(deadline, key, Commands::One(words), TryAgain::Wait).await
     }
 
     async fn send_splittable(
@@ -150,7 +107,7 @@ impl Connection for RedisConnection {
         words: &[Argument<'_>],
         deadline: Deadline,
     ) -> Result<Reply> {
-        self.ask(deadline, key, Commands::One(words), TryAgain::Return).await
+        self.0.ask(deadline, key, Commands::One(words), TryAgain::Return).await
     }
 
     async fn transaction(
@@ -160,7 +117,7 @@ impl Connection for RedisConnection {
         deadline: Deadline,
     ) -> Result<Vec<Reply>> {
         let commands = Commands::Transaction(commands);
-        self.peer().array(self.ask(deadline, key, commands, TryAgain::Wait).await?)
+        self.0.peer().array(self.0.ask(deadline, key, commands, TryAgain::Wait).await?)
     }
 
     async fn send_to_each(
@@ -168,28 +125,19 @@ impl Connection for RedisConnection {
         words: &[Argument<'_>],
         deadline: Deadline,
     ) -> Vec<(Arc<str>, Result<Reply>)> {
-        match &*self.0 {
-            Topology::Several(servers) => servers.ask_each(deadline, words).await,
-            Topology::Single(link) => {
-                let answer = link.ask(deadline, false, Commands::One(words)).await;
-                vec![(Arc::clone(link.address()), answer)]
-            }
-        }
+        self.0.ask_each(deadline, words).await
     }
 
     fn is_cluster(&self) -> bool {
-        matches!(&*self.0, Topology::Several(servers) if servers.is_cluster())
+        self.0.is_cluster()
     }
 
     fn server_of(&self, key: &str) -> Option<u64> {
-        match &*self.0 {
-            Topology::Several(servers) => servers.server_of(key),
-            Topology::Single(_) => None,
-        }
+        self.0.server_of(key)
     }
 
     fn address(&self) -> &Arc<str> {
-        self.peer().address()
+        self.0.peer().address()
     }
 }
 

@@ -5,7 +5,6 @@ use std::net::SocketAddr;
 use std::pin::Pin;
 use std::time::Duration;
 
-use socket2::TcpKeepalive;
 use tokio::net::lookup_host;
 
 use super::endpoint::Endpoint;
@@ -19,23 +18,12 @@ use crate::error::Result;
 pub(super) mod fred;
 #[cfg(feature = "redis")]
 pub(super) mod redis_rs;
+mod stream;
 #[cfg(test)]
 mod tests;
 
 /// How long one address is tried before the next starts, as RFC 8305 recommends.
 const HEAD_START: Duration = Duration::from_millis(250);
-
-/// A connection ends when the other side does not acknowledge bytes for this time.
-#[cfg(any(target_os = "android", target_os = "fuchsia", target_os = "linux"))]
-const USER_TIMEOUT: Duration = Duration::from_secs(20);
-
-/// Ends an idle connection after about the same time if the other side has disappeared.
-fn keepalive() -> TcpKeepalive {
-    let keepalive = TcpKeepalive::new().with_time(Duration::from_secs(10));
-    #[cfg(any(target_os = "android", target_os = "linux", target_vendor = "apple"))]
-    let keepalive = keepalive.with_interval(Duration::from_secs(3)).with_retries(3);
-    keepalive
-}
 
 /// One connection to one server.
 pub(crate) enum Node {

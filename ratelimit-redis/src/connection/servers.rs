@@ -1,5 +1,5 @@
-//! [`Servers`]: which of several servers is in charge of a key: in a cluster, whose servers share
-//! the slots, or of the servers of a service, whose master Sentinels name.
+//! [`Servers`]: which server is in charge of a key: the only one, one of a cluster, whose servers
+//! share the slots, or the master of a service, which Sentinels name.
 
 use std::collections::{BTreeMap, HashMap};
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -20,6 +20,7 @@ use super::slot::{self, Range};
 use crate::concurrent::first;
 use crate::deadline::Deadline;
 use crate::error::{RedisError, Result};
+use crate::url::Kind;
 
 /// The minimum interval between look-ups: during an outage every request would start one.
 const REST: Duration = Duration::from_millis(50);
@@ -28,7 +29,8 @@ const LONGEST: Duration = Duration::from_secs(3);
 /// How long to wait for one server before the next is asked as well.
 const HEAD_START: Duration = Duration::from_millis(50);
 
-/// A cluster, and the known owner of each slot; or a service, which is one slot to its master.
+/// A cluster, and the known owner of each slot. One server, or the master of a service, owns one
+/// slot with all keys.
 pub(crate) struct Servers {
     pub(super) known: Arc<Known>,
     /// The look-ups of the owners.
@@ -41,10 +43,11 @@ pub(crate) struct Servers {
 
 /// What is known of the servers.
 pub(super) struct Known {
-    /// Of the cluster, or Sentinels.
+    kind: Kind,
+    /// The only server, some of the cluster, or Sentinels.
     seeds: Vec<Arc<Link>>,
-    /// The service that the Sentinels watch; `None` for a cluster.
-    service: Option<String>,
+    /// The service that the Sentinels watch.
+    service: String,
     /// For the servers that keep the keys.
     settings: Arc<Settings>,
     table: RwLock<SlotTable>,
@@ -74,22 +77,26 @@ impl SlotTable {
 }
 
 impl Servers {
-    /// Sends nothing yet. `settings` are for the servers that keep the keys. The seeds are
-    /// Sentinels if they name the master of a `service`, and of a cluster otherwise.
+    /// Sends nothing yet. `settings` are for the servers that keep the keys.
     pub(crate) fn new(
         seeds: impl Iterator<Item = Endpoint>,
-        service: Option<&str>,
+        (kind, service): (Kind, &str),
         settings: &Arc<Settings>,
     ) -> Self {
         let seeds: Vec<_> = seeds.map(|seed| Arc::new(Link::new(seed))).collect();
         let addresses: Vec<_> = seeds.iter().map(|seed| &**seed.address()).collect();
         let peer = Peer::new(addresses.join(","));
-        let slots = if service.is_some() { 1 } else { usize::from(slot::SLOTS) };
+        let slots = if kind == Kind::Cluster { usize::from(slot::SLOTS) } else { 1 };
+        let mut table = SlotTable::new(slots);
+        if kind == Kind::One {
+            table.owners[0] = seeds.first().cloned();
+        }
         let known = Arc::new(Known {
+            kind,
             seeds,
-            service: service.map(str::to_owned),
+            service: service.to_owned(),
             settings: Arc::clone(settings),
-            table: RwLock::new(SlotTable::new(slots)),
+            table: RwLock::new(table),
             rounds: AtomicUsize::new(0),
             doubts: AtomicU64::new(0),
             settled: AtomicU64::new(0),
@@ -102,7 +109,12 @@ impl Servers {
     }
 
     pub(crate) fn is_cluster(&self) -> bool {
-        self.known.service.is_none()
+        self.known.kind == Kind::Cluster
+    }
+
+    /// Whether there is no other server.
+    pub(super) fn is_alone(&self) -> bool {
+        self.known.kind == Kind::One
     }
 
     pub(crate) fn peer(&self) -> &Peer {
@@ -184,7 +196,9 @@ impl Known {
 
     /// Notes that a known owner may be wrong.
     pub(super) fn doubt(&self) {
-        self.doubts.fetch_add(1, Ordering::AcqRel);
+        if self.kind != Kind::One {
+            self.doubts.fetch_add(1, Ordering::AcqRel);
+        }
     }
 
     fn is_in_doubt(&self) -> bool {
@@ -210,14 +224,12 @@ impl Known {
     /// since they answer. Of Sentinels, whichever is connected: one of them may be outdated. Each
     /// round begins with another one: the first may be away, or know less than the others.
     fn candidates(&self) -> Vec<Arc<Link>> {
-        let mut candidates = match self.service {
-            Some(_) => self.seeds.clone(),
-            None => self.masters(),
-        };
+        let is_cluster = self.kind == Kind::Cluster;
+        let mut candidates = if is_cluster { self.masters() } else { self.seeds.clone() };
         let round = self.rounds.fetch_add(1, Ordering::Relaxed);
         let begin = round % candidates.len().max(1);
         candidates.rotate_left(begin);
-        if self.service.is_none() {
+        if is_cluster {
             for seed in &self.seeds {
                 let Endpoint { host, port, .. } = &*seed.endpoint;
                 if !candidates.iter().any(|known| known.is_at(host, *port)) {
@@ -234,9 +246,9 @@ impl Known {
         let doubts = self.doubts.load(Ordering::Acquire);
         let (deadline, known) = (Deadline::within(LONGEST), &*self);
         let asked = known.candidates().into_iter().map(|link| async move {
-            match &known.service {
-                None => slot_table(&link, deadline).await,
-                Some(service) => known.named_by(&link, service, deadline).await,
+            match known.kind {
+                Kind::Sentinels => known.named_by(&link, deadline).await,
+                _ => slot_table(&link, deadline).await,
             }
         });
         self.learn(&first(asked, HEAD_START).await?);
@@ -246,13 +258,8 @@ impl Known {
 
     /// The master of a service that a Sentinel names, as the owner of the only slot, if that server
     /// is a master.
-    async fn named_by(
-        &self,
-        sentinel: &Link,
-        service: &str,
-        deadline: Deadline,
-    ) -> Result<Vec<Range>> {
-        let (host, port) = sentinel::master_by(sentinel, service, deadline).await?;
+    async fn named_by(&self, sentinel: &Link, deadline: Deadline) -> Result<Vec<Range>> {
+        let (host, port) = sentinel::master_by(sentinel, &self.service, deadline).await?;
         if !self.owner(0).is_some_and(|known| known.is_at(&host, port)) {
             let link = self.met(&Place { host: &host, port }, sentinel, None);
             sentinel::is_master(&link, sentinel, deadline).await?;
@@ -266,7 +273,7 @@ impl Known {
         let mut table = self.table.write().unwrap_or_else(PoisonError::into_inner);
         let mut new = SlotTable::new(table.owners.len());
         // Sentinels have a login of their own.
-        let seeds = if self.service.is_none() { &*self.seeds } else { &[] };
+        let seeds = if self.kind == Kind::Cluster { &*self.seeds } else { &[] };
         for Range { first, last, host, port } in ranges {
             let known = table.nodes.get(&(host.clone(), *port));
             let known = known.or_else(|| seeds.iter().find(|seed| seed.is_at(host, *port)));
@@ -313,10 +320,10 @@ pub(super) mod tests {
     use super::*;
 
     /// Servers with these seeds.
-    pub(crate) fn servers(ports: &[u16], service: Option<&str>) -> Servers {
+    pub(crate) fn servers(ports: &[u16], kind: Kind) -> Servers {
         let settings = Arc::new(Settings { limit: Duration::MAX, ..Settings::default() });
         let seeds = ports.iter().map(|port| Endpoint::new("127.0.0.1", *port, &settings));
-        Servers::new(seeds, service, &settings)
+        Servers::new(seeds, (kind, "service"), &settings)
     }
 
     pub(crate) fn range(first: u16, last: u16, port: u16) -> Range {
@@ -325,14 +332,14 @@ pub(super) mod tests {
 
     #[test]
     fn another_sentinel_is_asked_first_each_round() {
-        let known = servers(&[1, 2, 3], Some("service")).known;
+        let known = servers(&[1, 2, 3], Kind::Sentinels).known;
         let asked = [(); 4].map(|()| known.candidates()[0].endpoint.port);
         assert_eq!(asked, [1, 2, 3, 1]);
     }
 
     #[tokio::test]
     async fn a_slot_that_a_table_does_not_name_keeps_its_owner() {
-        let known = servers(&[1], None).known;
+        let known = servers(&[1], Kind::Cluster).known;
         known.learn(&[range(0, 99, 1), range(100, 199, 2), range(200, 299, 3)]);
         // As a node sees it for a moment that has heard of the demotion of a master and not of its
         // successor.
@@ -350,7 +357,7 @@ pub(super) mod tests {
         let args = ["--cluster-enabled", "yes"];
         let node = RedisServer::start_with(&RedisServer::binaries()[0], &args).expect("a node");
         node.command(&["CLUSTER", "ADDSLOTSRANGE", "0", "16383"]).expect("it is up");
-        let known = servers(&[node.port()], None).known;
+        let known = servers(&[node.port()], Kind::Cluster).known;
         known.doubt();
         let arises = async { known.doubt() };
         let (looked, ()) = futures_util::join!(Arc::clone(&known).look(), arises);

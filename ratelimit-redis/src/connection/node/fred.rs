@@ -21,13 +21,14 @@ use fred::types::config::{
 };
 use fred::types::{ClusterHash, CustomCommand, RespVersion, Value};
 use futures_util::FutureExt;
-#[cfg(feature = "tls")]
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::TcpStream;
 use tokio::sync::broadcast::Receiver;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::AbortOnDropHandle;
 
+#[cfg(any(target_os = "android", target_os = "fuchsia", target_os = "linux"))]
+use super::stream::USER_TIMEOUT;
+use super::stream::{keepalive, open};
 use crate::connection::endpoint::{Endpoint, Settings};
 use crate::connection::peer::Peer;
 use crate::connection::reply::Reply;
@@ -126,7 +127,7 @@ fn config(endpoint: &Endpoint, address: Option<SocketAddr>) -> Result<Config> {
         #[cfg(unix)]
         None => ServerConfig::Unix { path: endpoint.host.clone().into() },
         #[cfg(not(unix))]
-        None => return Err(endpoint.no_sockets()),
+        None => return Err(endpoint.peer.unreachable("this system has no Unix sockets")),
     };
     let Settings { user, password, database, resp3, .. } = &*endpoint.settings;
     let Ok(numbered) = u8::try_from(*database) else {
@@ -170,9 +171,9 @@ fn connection() -> ConnectionConfig {
             // With Nagle's algorithm a script waits for the replies to those before it: over a long
             // way, twice as long.
             nodelay: Some(true),
-            keepalive: Some(super::keepalive()),
+            keepalive: Some(keepalive()),
             #[cfg(any(target_os = "android", target_os = "fuchsia", target_os = "linux"))]
-            user_timeout: Some(super::USER_TIMEOUT),
+            user_timeout: Some(USER_TIMEOUT),
             ..TcpConfig::default()
         },
         ..ConnectionConfig::default()
@@ -282,27 +283,15 @@ async fn not_connected(
 async fn cut_off(endpoint: &Endpoint, address: Option<SocketAddr>) -> RedisError {
     match try_again(endpoint, address).await {
         Err(error) => endpoint.not_connected(&error),
-        Ok(()) => endpoint.broken_off("it ended the connection at once"),
+        Ok(_) => endpoint.broken_off("it ended the connection at once"),
     }
 }
 
-async fn try_again(endpoint: &Endpoint, address: Option<SocketAddr>) -> io::Result<()> {
-    let Some(address) = address else {
-        #[cfg(unix)]
-        tokio::net::UnixStream::connect(&endpoint.host).await?;
-        return Ok(());
-    };
-    let stream = TcpStream::connect(address).await?;
-    #[cfg(feature = "tls")]
-    if let Some(tls) = &endpoint.settings.tls {
-        let mut stream = tls.connect(&endpoint.host, stream).await?;
-        // A server that refuses a certificate says so after a request.
-        stream.write_all(b"PING\r\n").await?;
-        stream.read_u8().await?;
-    }
-    #[cfg(not(feature = "tls"))]
-    drop(stream);
-    Ok(())
+async fn try_again(endpoint: &Endpoint, address: Option<SocketAddr>) -> io::Result<u8> {
+    let mut stream = open(endpoint, address).await?;
+    // A server that refuses a certificate says so after a request.
+    stream.write_all(b"PING\r\n").await?;
+    stream.read_u8().await
 }
 
 /// Why a connection failed, in one line, by the kind of the error: its text may quote the server.

@@ -6,13 +6,10 @@ use std::sync::Arc;
 
 use redis::aio::MultiplexedConnection;
 use redis::{AsyncConnectionConfig, RedisConnectionInfo, Value};
-use socket2::SockRef;
-use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt};
-use tokio::net::TcpStream;
-#[cfg(unix)]
-use tokio::net::UnixStream;
+use tokio::io::AsyncWriteExt;
 use tokio_util::task::AbortOnDropHandle;
 
+use super::stream::open;
 use crate::connection::endpoint::{Endpoint, Settings};
 use crate::connection::peer::Peer;
 use crate::connection::reply::Reply;
@@ -30,42 +27,12 @@ pub(crate) struct Node {
 }
 
 impl Node {
+    /// Connects and logs in. The client opens no stream: the task that drives it is ours, and once
+    /// it has ended, nothing more can be sent. Nor does the client log in, since it would quote the
+    /// server's error, which may quote the password.
     pub(crate) async fn connect(endpoint: &Endpoint, address: Option<SocketAddr>) -> Result<Self> {
-        let Some(address) = address else { return Self::at_socket(endpoint).await };
-        // We open the stream instead of the client, so that the task is ours: once it has ended,
-        // nothing more can be sent.
-        let stream = stream(address).await.map_err(|error| endpoint.not_connected(&error))?;
-        match &endpoint.settings.tls {
-            None => Self::over(stream, endpoint).await,
-            #[cfg(feature = "tls")]
-            Some(tls) => {
-                let stream = tls.connect(&endpoint.host, stream).await;
-                let stream = stream.map_err(|error| endpoint.not_connected(&error))?;
-                Self::over(stream, endpoint).await
-            }
-            #[cfg(not(feature = "tls"))]
-            Some(tls) => match *tls {},
-        }
-    }
-
-    #[cfg(unix)]
-    async fn at_socket(endpoint: &Endpoint) -> Result<Self> {
-        let stream = UnixStream::connect(&endpoint.host).await;
-        let stream = stream.map_err(|error| endpoint.not_connected(&error))?;
-        Box::pin(Self::over(stream, endpoint)).await
-    }
-
-    #[cfg(not(unix))]
-    async fn at_socket(endpoint: &Endpoint) -> Result<Self> {
-        Err(endpoint.no_sockets())
-    }
-
-    /// Logs in. The client's own login would quote the server's error, which may quote the
-    /// password.
-    async fn over(
-        mut stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
-        endpoint: &Endpoint,
-    ) -> Result<Self> {
+        let stream = open(endpoint, address).await;
+        let mut stream = stream.map_err(|error| endpoint.not_connected(&error))?;
         let login = login(&endpoint.settings);
         // A server at its connection limit has said so before it is asked, and does not read.
         let written = stream.write_all(&login.get_packed_pipeline()).await;
@@ -115,16 +82,6 @@ impl Node {
     fn failed(&self, error: &redis::RedisError) -> RedisError {
         answered(&self.peer, error).unwrap_or_else(|| self.peer.lost(reason(error)))
     }
-}
-
-async fn stream(address: SocketAddr) -> io::Result<TcpStream> {
-    let stream = TcpStream::connect(address).await?;
-    stream.set_nodelay(true)?;
-    let socket = SockRef::from(&stream);
-    socket.set_tcp_keepalive(&super::keepalive())?;
-    #[cfg(any(target_os = "android", target_os = "fuchsia", target_os = "linux"))]
-    socket.set_tcp_user_timeout(Some(super::USER_TIMEOUT))?;
-    Ok(stream)
 }
 
 /// The commands of the login. The last one is any that every server answers: a server that rejects
