@@ -1,8 +1,9 @@
 //! [`Attempts`]: work that one task does for all callers (*singleflight*), again until it succeeds.
 //!
 //! Callers never do it themselves: they wait for the task as long as they like, and giving up does
-//! not affect it. It ends when an attempt has succeeded, or when its owner is dropped. A task on a
-//! [`Home`] that the store has left is replaced, and so is one that has panicked.
+//! not affect it. It ends when an attempt has succeeded, or has failed quickly and no caller waits,
+//! or when its owner is dropped. A task on a [`Home`] that the store has left is replaced, and so is
+//! one that has panicked.
 
 use std::future::Future;
 use std::pin::pin;
@@ -21,12 +22,20 @@ use crate::deadline::Deadline;
 use crate::error::{RedisError, Result};
 use crate::runtime::{Home, StoreRuntime};
 
-/// The pause after the first failed attempt. Each next pause is twice as long, up to the last.
+/// The pause after the first failed attempt.
 const FIRST_PAUSE: Duration = Duration::from_millis(10);
-const LAST_PAUSE: Duration = Duration::from_secs(1);
-/// An attempt that fails faster than this will do so again, so callers wait for the next, which may
-/// succeed.
-const QUICK: Duration = Duration::from_millis(250);
+
+/// How often something is tried, and how long callers wait.
+#[derive(Clone, Copy)]
+pub(super) struct Pace {
+    /// No attempt begins so soon after one that succeeded.
+    pub(super) rest: Duration,
+    /// Each pause after a failure is twice as long as the one before, up to this.
+    pub(super) longest_pause: Duration,
+    /// An attempt that fails faster than this will do so again, so callers wait for the next, which
+    /// may succeed.
+    pub(super) quick: Duration,
+}
 
 pub(super) struct Attempts {
     /// The servers that are tried, for messages.
@@ -35,8 +44,7 @@ pub(super) struct Attempts {
     awaited: &'static str,
     runtime: Arc<StoreRuntime>,
     attempt: Arc<Attempt>,
-    /// No attempt begins so soon after one that succeeded.
-    rest: Duration,
+    pace: Pace,
     state: Arc<watch::Sender<State>>,
     task: Mutex<Option<(Arc<Home>, AbortOnDropHandle<()>)>>,
 }
@@ -50,7 +58,7 @@ struct State {
     ended: u64,
     /// How many have failed since one succeeded that was of use.
     failures: u32,
-    /// Why the last attempt failed, and whether it did so within [`QUICK`].
+    /// Why the last attempt failed, and whether it did so quickly.
     failure: Option<(RedisError, bool)>,
     /// When the last attempt began, and when the next is due.
     begun: Instant,
@@ -58,21 +66,26 @@ struct State {
 }
 
 impl State {
-    fn fails(&mut self, error: RedisError) {
+    /// Returns whether it failed quickly.
+    fn fails(&mut self, error: RedisError, pace: Pace) -> bool {
         let now = Instant::now();
+        let is_quick = now - self.begun < pace.quick;
         // Whatever it was, the request itself was not sent.
-        self.failure = Some((error.of_a_lookup(), now - self.begun < QUICK));
-        self.due = now + jittered(pause_after(self.failures));
+        self.failure = Some((error.of_a_lookup(), is_quick));
+        self.due = now + jittered(pause_after(self.failures, pace.longest_pause));
         self.failures = self.failures.saturating_add(1);
+        is_quick
     }
 
-    fn ends(&mut self, result: Result<()>, rest: Duration) {
+    fn ends(&mut self, result: Result<()>, pace: Pace, is_waited_for: bool) {
         self.ended += 1;
-        self.is_running = result.is_err();
-        match result {
-            Ok(()) => (self.failure, self.due) = (None, Instant::now() + rest),
-            Err(error) => self.fails(error),
-        }
+        self.is_running = match result {
+            Ok(()) => {
+                (self.failure, self.due) = (None, Instant::now() + pace.rest);
+                false
+            }
+            Err(error) => !self.fails(error, pace) || is_waited_for,
+        };
     }
 }
 
@@ -80,7 +93,7 @@ impl Attempts {
     pub(super) fn new<F>(
         (peer, awaited): (Peer, &'static str),
         runtime: &Arc<StoreRuntime>,
-        rest: Duration,
+        pace: Pace,
         attempt: impl Fn(Arc<Home>) -> F + Send + Sync + 'static,
     ) -> Self
     where
@@ -94,7 +107,7 @@ impl Attempts {
             awaited,
             runtime: Arc::clone(runtime),
             attempt: Arc::new(move |home| attempt(home).boxed()),
-            rest,
+            pace,
             state: Arc::new(watch::Sender::new(state)),
             task: Mutex::default(),
         }
@@ -114,7 +127,7 @@ impl Attempts {
     pub(super) fn failed(&self, error: &RedisError) {
         self.state.send_modify(|state| {
             state.begun = Instant::now();
-            state.fails(error.clone());
+            state.fails(error.clone(), self.pace);
         });
     }
 
@@ -137,8 +150,8 @@ impl Attempts {
             false
         });
         if starts {
-            let (attempt, on, rest) = (Arc::clone(&self.attempt), Arc::clone(home), self.rest);
-            let run = run(Arc::clone(&self.state), move || attempt(Arc::clone(&on)), rest);
+            let (attempt, on) = (Arc::clone(&self.attempt), Arc::clone(home));
+            let run = run(Arc::clone(&self.state), move || attempt(Arc::clone(&on)), self.pace);
             *task = Some((Arc::clone(home), AbortOnDropHandle::new(home.spawn(run))));
         }
         Ok(home)
@@ -160,7 +173,7 @@ impl Attempts {
             let (error, until) = match &*states.borrow() {
                 State { failure: Some((error, is_quick)), begun, due, .. } => {
                     let waits = *is_quick && now >= *due;
-                    let until = if waits { (*begun).max(*due) + QUICK } else { now };
+                    let until = if waits { (*begun).max(*due) + self.pace.quick } else { now };
                     (Some(error.clone()), until.min(deadline.at()))
                 }
                 // It rests.
@@ -185,28 +198,29 @@ impl Attempts {
     }
 }
 
-/// Tries until it succeeds.
+/// Tries until it succeeds, or no caller waits.
 async fn run(
     state: Arc<watch::Sender<State>>,
     attempt: impl Fn() -> BoxFuture<'static, Result<()>>,
-    rest: Duration,
+    pace: Pace,
 ) {
-    loop {
+    let mut is_running = true;
+    while is_running {
         let due = state.borrow().due;
         sleep_until(due).await;
         state.send_modify(|state| state.begun = Instant::now());
         let result = attempt().await;
-        let is_done = result.is_ok();
-        state.send_modify(|state| state.ends(result, rest));
-        if is_done {
-            return;
-        }
+        let is_waited_for = state.receiver_count() > 0;
+        state.send_modify(|state| {
+            state.ends(result, pace, is_waited_for);
+            is_running = state.is_running;
+        });
     }
 }
 
-fn pause_after(failures: u32) -> Duration {
+fn pause_after(failures: u32, longest: Duration) -> Duration {
     let doubled = 1_u32.checked_shl(failures).unwrap_or(u32::MAX);
-    FIRST_PAUSE.saturating_mul(doubled).min(LAST_PAUSE)
+    FIRST_PAUSE.saturating_mul(doubled).min(longest)
 }
 
 /// A random part between half and all of the pause, so the clients of a recovering server do not
@@ -221,6 +235,12 @@ mod tests {
 
     use super::*;
 
+    const PACE: Pace = Pace {
+        rest: Duration::from_millis(50),
+        longest_pause: Duration::from_secs(1),
+        quick: Duration::from_millis(250),
+    };
+
     /// Attempts of which each does this, by its number.
     fn attempts<F>(attempt: impl Fn(u64) -> F + Send + Sync + 'static) -> (Attempts, Arc<AtomicU64>)
     where
@@ -229,8 +249,7 @@ mod tests {
         let (runtime, begun) = (Arc::default(), Arc::new(AtomicU64::new(0)));
         let count = Arc::clone(&begun);
         let attempt = move |_| attempt(count.fetch_add(1, Ordering::Relaxed));
-        let rest = Duration::from_millis(50);
-        (Attempts::new((Peer::new("h:1"), "nothing"), &runtime, rest, attempt), begun)
+        (Attempts::new((Peer::new("h:1"), "nothing"), &runtime, PACE, attempt), begun)
     }
 
     fn patience() -> Deadline {
@@ -239,11 +258,12 @@ mod tests {
 
     #[test]
     fn pauses_grow_from_ten_milliseconds_to_a_second() {
-        let pauses: Vec<_> = (0..10).map(|n| pause_after(n).as_millis()).collect();
+        let longest = PACE.longest_pause;
+        let pauses: Vec<_> = (0..10).map(|n| pause_after(n, longest).as_millis()).collect();
         assert_eq!(pauses, [10, 20, 40, 80, 160, 320, 640, 1_000, 1_000, 1_000]);
-        assert_eq!(pause_after(u32::MAX), LAST_PAUSE);
+        assert_eq!(pause_after(u32::MAX, longest), longest);
         for _ in 0..100 {
-            assert!((LAST_PAUSE / 2..=LAST_PAUSE).contains(&jittered(LAST_PAUSE)));
+            assert!((longest / 2..=longest).contains(&jittered(longest)));
         }
     }
 

@@ -237,6 +237,7 @@ mod tests {
     use super::*;
     use crate::connection::attempts::Attempts;
     use crate::connection::peer::Peer;
+    use crate::connection::servers::PACE;
     use crate::connection::servers::tests::{range, servers};
     use crate::url::Kind;
 
@@ -248,8 +249,7 @@ mod tests {
             Ok(())
         };
         let awaited = (Peer::new("node"), "nothing");
-        let rest = Duration::from_millis(50);
-        servers.lookups = Attempts::new(awaited, &Arc::default(), rest, look);
+        servers.lookups = Attempts::new(awaited, &Arc::default(), PACE, look);
         servers
     }
 

@@ -8,7 +8,7 @@ use std::time::Duration;
 use arc_swap::ArcSwapOption;
 use tokio::time::timeout;
 
-use super::attempts::Attempts;
+use super::attempts::{Attempts, Pace};
 use super::endpoint::Endpoint;
 use super::node::Node;
 use super::reply::Reply;
@@ -20,6 +20,11 @@ use crate::runtime::Home;
 
 /// How long an attempt to connect may take, including the name's look-up and the login.
 const ATTEMPT: Duration = Duration::from_secs(3);
+const PACE: Pace = Pace {
+    rest: Duration::ZERO,
+    longest_pause: Duration::from_secs(1),
+    quick: Duration::from_millis(250),
+};
 /// The shortest time limit after which a connection counts as silent.
 const SHORTEST_LIMIT: Duration = Duration::from_millis(100);
 
@@ -65,7 +70,7 @@ impl Link {
             }
         };
         let (peer, runtime) = (endpoint.peer.clone(), &endpoint.settings.runtime);
-        let attempts = Attempts::new((peer, awaited), runtime, Duration::ZERO, connect);
+        let attempts = Attempts::new((peer, awaited), runtime, PACE, connect);
         Self { endpoint, up, attempts }
     }
 

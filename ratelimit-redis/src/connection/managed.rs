@@ -46,6 +46,7 @@ impl RedisConnection {
     }
 
     /// The same with this client, or else with the one in the URL, on this runtime.
+    #[cfg_attr(not(feature = "tls"), allow(clippy::unnecessary_wraps, reason = "reads no files"))]
     pub(crate) fn at(
         url: &RedisUrl,
         client: Option<Client>,

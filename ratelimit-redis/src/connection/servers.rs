@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::attempts::Attempts;
+use super::attempts::{Attempts, Pace};
 use super::endpoint::{Endpoint, Settings};
 use super::link::Link;
 use super::peer::Peer;
@@ -22,10 +22,14 @@ use crate::deadline::Deadline;
 use crate::error::{RedisError, Result};
 use crate::url::Kind;
 
-/// The minimum interval between look-ups: during an outage every request would start one.
-const REST: Duration = Duration::from_millis(50);
 /// How long a look-up may take.
 const LONGEST: Duration = Duration::from_secs(3);
+/// During an outage every request would start a look-up.
+pub(super) const PACE: Pace = Pace {
+    rest: Duration::from_millis(50),
+    longest_pause: Duration::from_millis(50),
+    quick: LONGEST,
+};
 /// How long to wait for one server before the next is asked as well.
 const HEAD_START: Duration = Duration::from_millis(50);
 
@@ -104,7 +108,7 @@ impl Servers {
         let awaited = (peer, "no server said which one is in charge");
         let look = Arc::clone(&known);
         let look = move |_| Arc::clone(&look).look();
-        let lookups = Attempts::new(awaited, &settings.runtime, REST, look);
+        let lookups = Attempts::new(awaited, &settings.runtime, PACE, look);
         Self { known, lookups, down: Mutex::default() }
     }
 

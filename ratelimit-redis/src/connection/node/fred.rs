@@ -52,17 +52,22 @@ pub(crate) struct Node {
 impl Node {
     pub(crate) async fn connect(endpoint: &Endpoint, address: Option<SocketAddr>) -> Result<Self> {
         let config = config(endpoint, address)?;
-        let client = Client::new(config, Some(performance()), Some(connection()), None);
+        let performance = PerformanceConfig {
+            default_command_timeout: Duration::ZERO,
+            ..PerformanceConfig::default()
+        };
+        let client = Client::new(config, Some(performance), Some(connection()), None);
         let listens = client.error_rx();
         let mut connections = client.reconnect_rx();
         let mut connected = AbortOnDropHandle::new(client.connect());
-        let refused = tokio::select! {
+        let attempt = tokio::select! {
             biased;
-            _ = connections.recv() => None,
-            ended = &mut connected => Some(ended.unwrap_or_else(|error| Err(error.into()))),
+            _ = connections.recv() => Ok(()),
+            ended = &mut connected => {
+                ended.unwrap_or_else(|error| Err(error.into())).and(Err(Error::new_canceled()))
+            }
         };
-        if let Some(ended) = refused {
-            let error = ended.err().unwrap_or_else(Error::new_canceled);
+        if let Err(error) = attempt {
             return Err(not_connected(endpoint, address, &error).await);
         }
         let ended = CancellationToken::new();
@@ -155,10 +160,12 @@ fn server(endpoint: &Endpoint, address: SocketAddr) -> Server {
     let (shown, port) = (address.to_string(), address.port());
     // The client joins them again: an IPv6 address stays in brackets.
     let host = shown.rsplit_once(':').map_or(&*shown, |(host, _)| host);
+    let server = Server::new(host, port);
     #[cfg(feature = "tls")]
-    return Server::new_with_tls(host, port, Some(endpoint.host.clone()));
+    let server = Server { tls_server_name: Some(endpoint.host.as_str().into()), ..server };
     #[cfg(not(feature = "tls"))]
-    Server::new(host, port)
+    let _ = endpoint;
+    server
 }
 
 /// Connects once and without timeouts: the caller enforces the deadlines.
@@ -178,10 +185,6 @@ fn connection() -> ConnectionConfig {
         },
         ..ConnectionConfig::default()
     }
-}
-
-fn performance() -> PerformanceConfig {
-    PerformanceConfig { default_command_timeout: Duration::ZERO, ..PerformanceConfig::default() }
 }
 
 /// A command's name and its arguments. These are parts of one buffer: the client clones each of
