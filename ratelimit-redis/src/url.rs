@@ -1,6 +1,5 @@
 //! [`RedisUrl`]: the servers and how to reach them, in one line.
 
-use std::borrow::Cow;
 use std::fmt;
 use std::str::FromStr;
 
@@ -10,7 +9,6 @@ use crate::error::{RedisError, Result};
 mod options;
 mod parts;
 
-use options::Login;
 pub(crate) use options::{Options, TlsFiles};
 use parts::{Parts, redacted};
 
@@ -203,9 +201,7 @@ fn read(url: &str) -> Result<RedisUrl, String> {
     let mut options = Options::of(parts.query)?;
     options.fit(scheme, kind == Kind::Sentinels, is_encrypted)?;
     let (user, password) = login(parts.login)?;
-    let Login { user: also_user, password: also_password, database } =
-        std::mem::take(&mut options.login);
-    if password.is_some() && also_password.is_some() {
+    if password.is_some() && options.password.is_some() {
         return Err("the login is given twice; give it once".into());
     }
     let service = match (parts.service, &options.service) {
@@ -213,16 +209,14 @@ fn read(url: &str) -> Result<RedisUrl, String> {
         (Some(service), None) => service,
         (None, service) => service.as_deref().unwrap_or(DEFAULT_SERVICE),
     };
-    let place = |(host, port): &(Cow<'_, str>, Option<u16>)| {
-        (host.clone().into_owned(), port.unwrap_or(kind.port()))
-    };
+    let places = parts.places.into_iter().map(|(host, port)| (host, port.unwrap_or(kind.port())));
     Ok(RedisUrl {
         kind,
         is_encrypted,
-        places: parts.places.iter().map(place).collect(),
-        user: user.or(also_user),
-        password: password.or(also_password),
-        database: database.unwrap_or(parts.database),
+        places: places.collect(),
+        user: user.or(options.user.take()),
+        password: password.or(options.password.take()),
+        database: options.database.take().unwrap_or(parts.database),
         service: service.to_owned(),
         options,
         shown: redacted(url),

@@ -17,14 +17,6 @@ pub(crate) struct TlsFiles {
     pub(crate) key: Option<PathBuf>,
 }
 
-/// What a URL of a Unix socket may say in options.
-#[derive(Clone, Default, PartialEq, Eq)]
-pub(super) struct Login {
-    pub(super) user: Option<String>,
-    pub(super) password: Option<String>,
-    pub(super) database: Option<u32>,
-}
-
 #[derive(Clone, Default, PartialEq, Eq)]
 pub(crate) struct Options {
     pub(crate) client: Option<Client>,
@@ -35,7 +27,10 @@ pub(crate) struct Options {
     pub(crate) service: Option<String>,
     pub(crate) sentinel_user: Option<String>,
     pub(crate) sentinel_password: Option<String>,
-    pub(super) login: Login,
+    /// What a URL of a Unix socket may say here.
+    pub(super) user: Option<String>,
+    pub(super) password: Option<String>,
+    pub(super) database: Option<u32>,
 }
 
 const KNOWN: &str = "accepted are client, mode, protocol, merge, tls-ca, tls-cert, tls-key, service, \
@@ -85,11 +80,11 @@ impl Options {
             "service" | "sentinelServiceName" => self.service = Some(value),
             "sentinel-user" => self.sentinel_user = Some(value),
             "sentinel-password" => self.sentinel_password = Some(value),
-            "user" => self.login.user = Some(value),
-            "pass" | "password" => self.login.password = Some(value),
+            "user" => self.user = Some(value),
+            "pass" | "password" => self.password = Some(value),
             "db" => {
                 let number = value.parse().map_err(|_| "db is not the number of a database")?;
-                self.login.database = Some(number);
+                self.database = Some(number);
             }
             _ => return Err(format!("the option {name} is not known; {KNOWN}")),
         }
@@ -108,12 +103,13 @@ impl Options {
     ) -> Result<(), String> {
         let of_sentinels = [&self.service, &self.sentinel_user, &self.sentinel_password];
         let is_socket = scheme == super::SOCKET;
+        let logs_in = self.user.is_some() || self.password.is_some() || self.database.is_some();
         let refusal = if is_socket && !cfg!(unix) {
             "this system has no Unix sockets; use redis://"
-        } else if !is_socket && self.login != Login::default() {
+        } else if !is_socket && logs_in {
             "db, user, pass and password are for redis+unix://; elsewhere user and password stand before the host, \
              user:password@host, and the database after it"
-        } else if self.login.user.is_some() && self.login.password.is_none() {
+        } else if self.user.is_some() && self.password.is_none() {
             "user without pass; give both"
         } else if encrypted && !cfg!(feature = "tls") {
             "an encrypted connection needs the feature tls of ratelimit-redis, which this program was built without"

@@ -1,6 +1,5 @@
 //! Splits a URL into parts, and renders it without its login.
 
-use std::borrow::Cow;
 use std::str::FromStr;
 
 use super::{SCHEMES, SOCKET};
@@ -12,7 +11,7 @@ pub(super) struct Parts<'u> {
     /// The servers as written.
     addresses: &'u str,
     /// Their hosts, without brackets, and ports; or the path of a Unix socket.
-    pub(super) places: Vec<(Cow<'u, str>, Option<u16>)>,
+    pub(super) places: Vec<(String, Option<u16>)>,
     /// Service and database as written.
     path: &'u str,
     pub(super) service: Option<&'u str>,
@@ -34,7 +33,7 @@ impl<'u> Parts<'u> {
         };
         let is_socket = scheme == SOCKET;
         let places = if is_socket {
-            vec![(Cow::Owned(socket_of(addresses, path)?), Some(0))]
+            vec![(socket_of(addresses, path)?, Some(0))]
         } else {
             addresses.split(',').map(place_of).collect::<Option<_>>()?
         };
@@ -65,7 +64,7 @@ fn socket_of(addresses: &str, path: &str) -> Option<String> {
 }
 
 /// A host and its port.
-fn place_of(address: &str) -> Option<(Cow<'_, str>, Option<u16>)> {
+fn place_of(address: &str) -> Option<(String, Option<u16>)> {
     let bracketed = address.strip_prefix('[').and_then(|host| host.split_once(']'));
     let (host, port) =
         bracketed.unwrap_or_else(|| address.split_at(address.find(':').unwrap_or(address.len())));
@@ -77,7 +76,7 @@ fn place_of(address: &str) -> Option<(Cow<'_, str>, Option<u16>)> {
         "" => None,
         port => Some(number(port.strip_prefix(':')?)?),
     };
-    is_host.then_some((host.into(), port))
+    is_host.then(|| (host.to_owned(), port))
 }
 
 /// Service and database: `/SERVICE/1`, or either of them. Only Sentinels have a service.
@@ -123,7 +122,7 @@ pub(super) fn is_name(text: &str) -> bool {
 /// Decodes percent-encoding; `None` if the result is not UTF-8.
 pub(super) fn decoded(text: &str) -> Option<String> {
     let decoded = percent_encoding::percent_decode_str(text).decode_utf8();
-    decoded.ok().map(std::borrow::Cow::into_owned)
+    decoded.ok().map(Into::into)
 }
 
 /// The URL for display: without login and options. Where these are in a text that is no URL is not
