@@ -45,7 +45,7 @@ mod in_slot;
 use in_slot::CasInSlot;
 
 static COMPARE_AND_SET: LazyLock<Script> =
-    LazyLock::new(|| Script::new(&[include_str!("lua/compare_and_set.lua")], &[]));
+    LazyLock::new(|| Script::new(include_str!("lua/compare_and_set.lua"), &[]));
 
 /// How many times a batch is decided before it fails as contended.
 const ATTEMPTS: usize = 32;

@@ -113,8 +113,7 @@ pub struct Program {
     /// refuses a program whose name belongs to a different program that it knows, such as the
     /// built-in `gcra`.
     pub(crate) name: &'static str,
-    /// The source: sections for a state of a few numbers, otherwise a chunk that returns the
-    /// algorithm's table.
+    /// The source, in sections.
     pub(crate) source: &'static str,
     pub(crate) keeps: Keeps,
     /// The names of the numbers of a state of a few numbers, as they are stored; empty for any
@@ -166,11 +165,16 @@ impl Program {
     }
 
     /// A program whose state has variable length. Its name consists of ASCII letters, digits, `-`
-    /// and `_`. `source` is a chunk that returns the algorithm's table, as `src/lua/README.md`
-    /// specifies.
+    /// and `_`. `parameters` names all of the limit's numbers, in the order in which its [`Twin`]
+    /// has them. `src/lua/README.md` specifies what the `sections` receive and leave.
     #[must_use]
-    pub const fn of_entries(name: &'static str, source: &'static str, keeps: Keeps) -> Self {
-        Self { name, source, keeps, state: &[], parameters: &[] }
+    pub const fn of_entries(
+        name: &'static str,
+        parameters: &'static [&'static str],
+        sections: &'static str,
+        keeps: Keeps,
+    ) -> Self {
+        Self { name, source: sections, keeps, state: &[], parameters }
     }
 
     /// Whether it is one of this crate's own, whose code cannot fail.

@@ -2,9 +2,10 @@
 //! algorithm.
 //!
 //! A template has marks such as `--[[level]]`, in whose places stands what a program has for them.
-//! What lies between `--[[each]]` and `--[[end]]` stands once for each program.
+//! What lies between `--[[each]]` and `--[[end]]` stands once for each program, and in the place of
+//! `--[[begin]]` the file of that name.
 
-use crate::program::{PACKED_BYTES, Program};
+use crate::program::{Keeps, PACKED_BYTES, Program};
 
 /// A text without comments, and its SHA-1 in hexadecimal, which `EVALSHA` takes.
 #[derive(Debug)]
@@ -14,10 +15,9 @@ pub(crate) struct Script {
 }
 
 impl Script {
-    /// The script of these templates, one after the other, with these programs in it.
-    pub(crate) fn new(templates: &[&str], programs: &[&'static Program]) -> Self {
-        let all: String = templates.iter().map(|template| with_each(template, programs)).collect();
-        let text = without_comments(&all);
+    /// The script of a template with these programs in it.
+    pub(crate) fn new(template: &str, programs: &[&'static Program]) -> Self {
+        let text = without_comments(&with_each(template, programs));
         let sha = sha1_smol::Sha1::from(&text).digest().to_string();
         Self { text, sha }
     }
@@ -26,14 +26,29 @@ impl Script {
 /// The letters by which a request names the programs of a script, in their order.
 pub(crate) const LETTERS: &[u8; 26] = b"abcdefghijklmnopqrstuvwxyz";
 
+/// The files that stand in scripts in the places of their names.
+const PARTS: [(&str, &str); 3] = [
+    ("--[[begin]]", include_str!("lua/begin.lua")),
+    ("--[[keep]]", include_str!("lua/keep.lua")),
+    ("--[[sweep]]", include_str!("lua/sweep.lua")),
+];
+
+fn with_parts(template: &str) -> String {
+    PARTS.iter().fold(template.to_owned(), |text, (mark, part)| text.replace(mark, part))
+}
+
 /// A template with these programs in it.
 fn with_each(template: &str, programs: &[&'static Program]) -> String {
-    let template = template.replace("--[[sweep]]", include_str!("lua/sweep.lua"));
-    let (before, rest) = template.split_once("--[[each]]").unwrap_or((&template, ""));
-    let (each, after) = rest.split_once("--[[end]]").unwrap_or_default();
-    let programs = programs.iter().enumerate();
-    let each: String = programs.map(|(place, program)| of_program(each, program, place)).collect();
-    [before, &each, after].concat()
+    let template = with_parts(template);
+    let mut pieces = template.split("--[[each]]");
+    let mut all = pieces.next().unwrap_or_default().to_owned();
+    for piece in pieces {
+        let (each, after) = piece.split_once("--[[end]]").unwrap_or((piece, ""));
+        let programs = programs.iter().enumerate();
+        all.extend(programs.map(|(place, program)| of_program(each, program, place)));
+        all.push_str(after);
+    }
+    all
 }
 
 /// A template with this program's texts in the places of its marks.
@@ -53,16 +68,19 @@ fn text_of(program: &'static Program, mark: &str, place: usize) -> String {
     let section = |name: &str| program.section(name);
     let has = |name: &str| !section(name).trim().is_empty();
     let list = |words: &mut dyn Iterator<Item = String>| words.collect::<Vec<_>>().join(", ");
-    let parameters = ["capacity"].iter().chain(program.parameters);
+    // Of a state of variable length, the parameters say how much fits.
+    let capacity: &[_] = if program.is_of_numbers() { &["capacity"] } else { &[] };
+    let parameters = capacity.iter().chain(program.parameters);
     let numbers = program.state.len() + 1;
     match mark {
         "if" => if place == 0 { "if" } else { "elseif" }.to_owned(),
         "letter" => LETTERS.get(place).map(u8::to_string).unwrap_or_default(),
         "name" => program.name.to_owned(),
         "twin" if program.is_of_numbers() => {
-            of_program(include_str!("lua/twin.lua"), program, place)
+            of_program(&with_parts(include_str!("lua/twin.lua")), program, place)
         }
-        "twin" => program.source.to_owned(),
+        "twin" => of_program(&with_parts(include_str!("lua/entries.lua")), program, place),
+        "units" => usize::from(program.is_of_numbers()).to_string(),
         "state" => program.state.join(", "),
         // As it is stored: the name, the numbers, and until when the key is kept.
         "bytes" => (program.name.len() + 1 + PACKED_BYTES * numbers).to_string(),
@@ -71,11 +89,9 @@ fn text_of(program: &'static Program, mark: &str, place: usize) -> String {
         }
         "count" => parameters.count().to_string(),
         "parameters" => list(&mut parameters.map(|name| (*name).to_owned())),
-        "limits" => list(&mut parameters.map(|name| format!("limit.{name}"))),
         "arguments" => {
             list(&mut (0..parameters.count()).map(|n| format!("args0[limit0 + {n}] + 0")))
         }
-        "names" => list(&mut parameters.map(|name| format!("'{name}'"))),
         "most" if program.parameters.contains(&"most") => "most".to_owned(),
         "most" => "capacity".to_owned(),
         "valid" => {
@@ -83,12 +99,28 @@ fn text_of(program: &'static Program, mark: &str, place: usize) -> String {
             let all = program.state.iter().map(|name| format!("{name} < 2^53")).chain(own);
             all.collect::<Vec<_>>().join(" and ")
         }
-        "fill" if !has(mark) => "after = used > capacity and used or capacity".to_owned(),
-        "give" if !has(mark) => "charge = 0".to_owned(),
+        "reading" => match program.keeps {
+            Keeps::Numbers => "'HGET', key0, field0",
+            Keeps::SortedSet => "'ZCARD', key0",
+            Keeps::List => "'LLEN', key0",
+        }
+        .to_owned(),
+        "removing" => match program.keeps {
+            Keeps::Numbers => "'HDEL', key0, field0",
+            Keeps::SortedSet | Keeps::List => "'UNLINK', key0",
+        }
+        .to_owned(),
+        "fill" if program.is_of_numbers() && !has(mark) => {
+            "after = used > capacity and used or capacity".to_owned()
+        }
+        "give" if program.is_of_numbers() && !has(mark) => "charge = 0".to_owned(),
         "mark" | "terms" if !has(mark) => "nil".to_owned(),
         "terms" => format!("{{ {} }}", section(mark).trim()),
         "carries" => has("carry").to_string(),
-        "settles" => (has("give") && !has("mark")).to_string(),
+        "fills" => has("fill").to_string(),
+        // A lease is given back whole.
+        "settles" if has("renew") => "'all'".to_owned(),
+        "settles" => (program.is_of_numbers() && has("give") && !has("mark")).to_string(),
         "keeps_terms" => has("terms").to_string(),
         _ => section(mark),
     }

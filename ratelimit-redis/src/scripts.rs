@@ -15,7 +15,7 @@ use crate::script::{LETTERS, Script};
 
 /// Returns states, and writes nothing.
 pub(crate) static READ: LazyLock<Script> =
-    LazyLock::new(|| Script::new(&[include_str!("lua/read.lua")], &[]));
+    LazyLock::new(|| Script::new(include_str!("lua/read.lua"), &[]));
 
 static OF_BUILT_IN: LazyLock<Arc<Texts>> = LazyLock::new(|| Arc::new(Texts::new(Vec::new())));
 
@@ -47,11 +47,9 @@ impl Texts {
         let all: Vec<_> = BUILT_IN.into_iter().chain(users).collect();
         let of_numbers = all.iter().copied().filter(|program| program.is_of_numbers());
         let lettered: Vec<_> = of_numbers.take(LETTERS.len()).collect();
-        let begin = include_str!("lua/begin.lua");
-        let prelude = include_str!("lua/prelude.lua");
         Self {
-            decide: Script::new(&[begin, include_str!("lua/decide.lua")], &lettered),
-            driver: Script::new(&[begin, prelude, include_str!("lua/driver.lua")], &all),
+            decide: Script::new(include_str!("lua/decide.lua"), &lettered),
+            driver: Script::new(include_str!("lua/driver.lua"), &all),
             lettered,
         }
     }

@@ -2,90 +2,99 @@
 --
 -- The state is the leases, oldest first, one per moment: alternately the time of the grant and the
 -- cost, as text in a field of the identifier's hash. The Rust twins are concurrency.rs and
--- entries.rs in ratelimit-core. README.md beside this file specifies a twin as a table and the
--- helpers.
+-- entries.rs in ratelimit-core. README.md beside this file specifies what each section
+-- receives and what it leaves.
 
+--- fresh
 local NAME = 'concurrency'
-local concurrency = in_field { parameters = { 'limit', 'lease_us' }, settles = 'all' }
+-- The text, and at which place the leases begin that are alive; and the newest.
+local stored, alive, last_us, last_cost, last_place = nil, #NAME + 1, nil, 0, nil
 
--- The words of the text: its name, then the times and costs.
-function concurrency.read(key, field)
-  local stored = read_field(key, field, NAME)
-  if not stored then return nil end
-  local words, length = { NAME, stored = stored }, #NAME
-  for timestamp, cost in string.gmatch(stored, ' (%d+) (%d+)') do
-    local count = #words
-    words[count + 1], words[count + 2] = timestamp, cost
-    length = length + 2 + #timestamp + #cost
-    if integer(timestamp) > MOST or integer(cost) > MOST then error(CORRUPT) end
-  end
-  if length ~= #stored or length == #NAME then error(CORRUPT) end
-  return words
-end
-
-function concurrency.change(limit, state, operation, cost, made)
-  -- A time before the newest lease counts as the time of that lease.
-  local leases, at, used, changed = { NAME }, now, 0, cost > 0
-  if state then at = math.max(now, state[#state - 1]) end
-  for place = 2, state and #state or 0, 2 do
-    if state[place] + limit.lease_us > at then
-      local count = #leases
-      leases[count + 1], leases[count + 2] = state[place], state[place + 1]
-      used = used + state[place + 1]
-    end
-  end
-  -- Takes so much off a lease, which may end.
-  local function take(place, of_cost)
-    local rest = leases[place + 1] - of_cost
-    if rest > 0 then
-      leases[place + 1] = format('%d', rest)
-    else
-      table.remove(leases, place)
-      table.remove(leases, place)
-    end
-  end
-  local function grant(of_cost)
+-- The leases that are alive: alternately the time of the grant and the cost.
+local function leases_alive()
+  local leases = {}
+  for us, cost in string.gmatch(string.sub(stored or '', alive), '(%d+) (%d+)') do
     local count = #leases
-    if count > 1 and leases[count - 1] + 0 == at then
-      leases[count] = format('%d', leases[count] + of_cost)
-    else
-      leases[count + 1], leases[count + 2] = format('%d', at), format('%d', of_cost)
-    end
+    leases[count + 1], leases[count + 2] = us + 0, cost + 0
   end
-  if made then
-    -- The lease of that moment ends, or starts again.
-    changed = false
-    for place = 2, cost > 0 and #leases or 0, 2 do
-      if leases[place] + 0 == made then
-        changed = true
-        local taken = math.min(cost, leases[place + 1])
-        take(place, taken)
-        if operation == 'renew' then grant(taken) end
-        break
-      end
-    end
-  elseif operation == 'give' then
-    -- The newest leases end.
-    changed = changed and used > 0
-    while cost > 0 and #leases > 1 do
-      local place = #leases - 1
-      local taken = math.min(cost, leases[place + 1])
-      take(place, taken)
-      cost = cost - taken
-    end
-  else
-    local left = math.max(limit.limit - used, 0)
-    if operation == 'force' then
-      cost = math.min(cost, left)
-    elseif cost > left then
-      return false, nil, nil, nil, at
-    end
-    changed = cost > 0
-    if changed then grant(cost) end
-  end
-  if not changed then return true, nil, nil, nil, at end
-  if #leases == 1 then return true, 'remove', nil, nil, at end
-  return true, 'put', table.concat(leases, ' '), leases[#leases - 1] + limit.lease_us, at
+  return leases
 end
 
-return concurrency
+local function leave(leases)
+  local count = #leases
+  if count == 0 then
+    wrote0 = 'remove'
+  else
+    expires = leases[count - 1] + lease_us
+    for place = 1, count do leases[place] = format(' %d', leases[place]) end
+    text = NAME .. table.concat(leases)
+  end
+end
+
+--- read
+stored, kept0 = text_of(NAME)
+while stored do
+  local place, size = #NAME + 1, #stored
+  used, alive = 0, place
+  while place <= size do
+    local us, cost, next = match(stored, '^ (%d+) (%d+)()', place)
+    us, cost = integer(us), integer(cost)
+    if us > MOST or cost > MOST then error(CORRUPT0) end
+    if us + lease_us > at then used = used + cost elseif used == 0 then alive = next end
+    last_us, last_cost, last_place, place = us, cost, place, next
+  end
+  if not last_us then error(CORRUPT0) end
+  -- A time before the newest lease counts as the time of that lease.
+  if last_us <= at then break end
+  at = last_us
+end
+
+--- level
+left, at0 = used < limit and limit - used or 0, at
+
+--- seen
+seen = stored or ''
+
+--- charge
+local merges = used > 0 and last_us == at
+local before = used > 0 and string.sub(stored, alive, merges and last_place - 1 or -1) or ''
+text = NAME .. before .. format(' %d %d', at, merges and last_cost + charge or charge)
+expires = at + lease_us
+
+--- give
+-- The newest leases end.
+local leases = leases_alive()
+while charge > 0 and #leases > 0 do
+  local count = #leases
+  local taken = math.min(charge, leases[count])
+  leases[count], charge = leases[count] - taken, charge - taken
+  if leases[count] == 0 then leases[count], leases[count - 1] = nil, nil end
+end
+leave(leases)
+
+--- undo
+act0 = 'settle'
+
+--- renew
+-- The lease of that moment ends, or starts again.
+local leases, taken = leases_alive(), nil
+for place = 1, #leases, 2 do
+  if leases[place] == made then
+    taken = math.min(charge, leases[place + 1])
+    leases[place + 1] = leases[place + 1] - taken
+    if leases[place + 1] == 0 then
+      table.remove(leases, place)
+      table.remove(leases, place)
+    end
+    break
+  end
+end
+if taken and act0 == 'renew' then
+  local count = #leases
+  if count > 0 and leases[count - 1] == at then
+    leases[count] = leases[count] + taken
+  else
+    leases[count + 1], leases[count + 2] = at, taken
+  end
+end
+if taken then leave(leases) else wrote0 = nil end

@@ -28,6 +28,7 @@
 -- says 10 ms less, because a server expires keys by a time that it has read a little earlier.
 -- States are packed, seven bytes per number: parsing and formatting text costs as much as deciding.
 
+--[[begin]]
 local keys0, args0 = KEYS, ARGV
 -- Tables have room for three checks: growing costs as much as reading a state.
 local answers0, count0, key0 = { time0, '', '', '', '', '', '', '' }, 1, 0
@@ -133,15 +134,7 @@ while args0[first0] do
                     if fills0 then
                       --[[carry]]
                     end
-                    local ttl0
-                    if padding_ms then
-                      -- The key lives by the server's clock, about which a given time says nothing.
-                      kept0, ttl0 = 0, ceil((expires - now) / 1000) + padding_ms
-                    elseif kept0 * 1000 < expires then
-                      kept0 = ceil(expires / 1000) + 1000
-                      ttl0 = kept0 - floor(now / 1000)
-                      kept0 = kept0 - 10
-                    end
+                    --[[keep]]
                     if ttl0 and ttl0 > due0 then due0 = ttl0 end
                     puts0[put0 + 1] = args0[field0 + check0]
                     puts0[put0 + 2] = pack0('--[[format]]', '--[[name]] ', --[[state]], kept0)

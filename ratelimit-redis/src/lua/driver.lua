@@ -1,6 +1,7 @@
 -- Runs an operation on a batch, all or nothing. It reads and steps everything first and writes
 -- last, so a script that fails has written nothing. What the decision means, `decide` in
--- ratelimit-core derives from what the script read.
+-- ratelimit-core derives from what the script read. The sections of the twins stand in it; names
+-- that end in 0 are this script's own.
 --
 --     KEYS: the keys of the batch, each once.
 --     ARGV: the time (begin.lua); the operation ('settle-once' for an id that was drawn for one
@@ -33,433 +34,383 @@
 -- error, if something was written before it; or RLTIME with a time of the server at which nothing
 -- is decided.
 
--- The twins of the request, by name.
-local algorithms = {}
-local operation, metadata, group = ARGV[first0], ARGV[first0 + 1], ARGV[first0 + 2]
--- Whether the settled reservation is forgotten early: its id was drawn for one charge.
-local once = operation == 'settle-once'
--- How long it is remembered, in case that the settlement is sent again; `Reservation::REPEAT_US` in
--- ratelimit-core.
-local REPEAT_US = 10000000
-local grows, denied = operation == 'grow', operation == 'attempt'
-local reserves = grows or operation == 'reserve'
--- Whether a value that no limit wrote is removed, so the limit recovers and the error is reported
--- once.
-local removes = operation ~= 'peek'
-if operation == 'ask' then operation = 'peek' end
-if once then operation = 'settle' end
-if reserves or denied then operation = grows and 'extend' or 'acquire' end
-local looks, extends = operation == 'peek', operation == 'extend'
-local settling = extends or operation == 'settle' or operation == 'renew'
--- The index of the key that is being read.
-local reading
+-- Raised when a key contains a value that no limit wrote.
+local CORRUPT0 = {}
 
--- Raised when an earlier request under the id refuses this one.
-local REFUSED = {}
+-- The check that is being decided: its number, algorithm, key, field and reservation's key; and the
+-- index of the key that is being read, and whether that is its reservation. Whether a value that no limit wrote is removed, so that the
+-- limit recovers and the error is reported once; and whether anything was written.
+local check0, name0, key0, field0, reservation_key0, reading0 = 0, nil, nil, nil, nil, nil
+local is_reservation0, removes0, begun0 = false, false, false
+
+local function run0()
+--[[begin]]
+-- The largest count and the last time.
+local MOST = 2 ^ 52 - 1
+-- How long a settled reservation whose id was drawn for one charge is remembered, in case that the
+-- settlement is sent again; `Reservation::REPEAT_US` in ratelimit-core.
+local REPEAT_US = 10000000
 -- Marks a reservation of one slot of several: the request that made it may take it back until
 -- another caller learns that the id has it.
 local RESERVED = ' ?'
 
-local checks, next_arg = {}, first0 + 3
-while ARGV[next_arg] do
-  local name, place, field, cost, attempt, reservation_place, life_us, given = unpack(ARGV, next_arg, next_arg + 7)
-  algorithms[name] = algorithms[name] or twin_of(name)
-  local algorithm, limit = algorithms[name], {}
-  next_arg = next_arg + 8
-  for _, parameter in ipairs(algorithm.parameters) do
-    limit[parameter] = tonumber(ARGV[next_arg])
-    next_arg = next_arg + 1
+local keys0, args0 = KEYS, ARGV
+local operation, metadata0, group0 = args0[first0], args0[first0 + 1], args0[first0 + 2]
+-- Whether the settled reservation is forgotten early: its id was drawn for one charge.
+local once = operation == 'settle-once'
+local grows, denied = operation == 'grow', operation == 'attempt'
+local reserves = grows or operation == 'reserve'
+removes0 = operation ~= 'peek'
+if operation == 'ask' then operation = 'peek' end
+if once then operation = 'settle' end
+if reserves or denied then operation = grows and 'extend' or 'acquire' end
+local looks, extends = operation == 'peek', operation == 'extend'
+local heals, undoes = operation == 'heal', operation == 'undo'
+local settling = extends or operation == 'settle' or operation == 'renew'
+local notes0 = (reserves or undoes or heals) and {}
+-- Whether charges can be reserved, by algorithm; for leases 'all'.
+local settles0 = settling and {
+  --[[each]]
+  ['--[[name]]'] = --[[settles]],
+  --[[end]]
+}
+
+-- The reply: the time, the line, the states, and the reservations. And the states by check, of an
+-- operation that compares them.
+local words0, word0, records0, seen0 = { time0, '', '', '', '', '' }, 2, '', heals and {}
+local function show0(state)
+  words0[word0 + 1], words0[word0 + 2] = #state .. ':', state
+  word0 = word0 + 2
+  if seen0 then seen0[check0] = state end
+end
+
+-- The commands that the batch has for the server. Those in `always0` are executed for a denied
+-- request too. Behind one with `due0`, its key has to live for so many milliseconds; if it is
+-- `surely0` more than before, nothing asks for how long that was.
+local commands0, always0, due0, surely0, last0, hash0 = {}, {}, {}, {}, 0, nil
+local attempts0
+local function command(...)
+  last0 = last0 + 1
+  commands0[last0] = { ... }
+  if attempts0 then always0[last0] = true end
+end
+-- Writes a field of a hash, together with the fields before it. If its life so far does not
+-- suffice, the key has to live for so long.
+local function put0(key, field, stored, ttl)
+  local fields = hash0 and commands0[hash0]
+  if fields and fields[2] == key and always0[hash0] == (attempts0 or nil) then
+    local count = #fields
+    fields[count + 1], fields[count + 2] = field, stored
+  else
+    command('HSET', key, field, stored)
+    hash0 = last0
   end
-  checks[#checks + 1] = {
-    operation = operation,
-    algorithm = algorithm,
-    limit = limit,
-    place = place,
-    key = KEYS[place + 0],
-    field = field,
+  if ttl and ttl > (due0[hash0] or 0) then due0[hash0] = ttl end
+end
+-- Of a request with an id: parses the text of a reservation, writes one, and says when it ends.
+local parsed, text_of_reservation, ends
+if args0[first0 + 8] and args0[first0 + 8] ~= '0' then
+  -- A cost may have 64 bits: Rust reads it.
+  function parsed(stored)
+    local timestamp, since, cost, counts, first, second, third, rest =
+      match(stored, '^(%d+) (%d+) (%d+) (%d+) (%d+) (%d+) (%d+)()')
+    local settled, number, terms
+    if timestamp then
+      number, counts, terms = cost + 0, counts + 0, { first + 0, second + 0, third + 0 }
+      if math.max(number, counts, terms[1], terms[2], terms[3]) >= 2 ^ 53 then error(CORRUPT0) end
+    else
+      timestamp, since, cost, settled, rest = match(stored, '^(%d+) (%d+) (%d+) (%d+)()')
+      local longest = timestamp and math.max(#cost, #settled) or 21
+      if longest > 20 or longest == 20 and math.max(cost + 0, settled + 0) >= 2 ^ 64 then error(CORRUPT0) end
+    end
+    timestamp, since = timestamp + 0, since + 0
+    if timestamp > MOST or since > MOST then error(CORRUPT0) end
+    local numbers, group = string.sub(stored, 1, rest - 1), string.sub(stored, rest)
+    return {
+      timestamp = timestamp, since = since, cost = number, cost_text = cost, settled = settled, counts = counts,
+      terms = terms, numbers = numbers, group = group, reserved = false, leases = false,
+    }
+  end
+
+  function text_of_reservation(timestamp, since, cost, settled, counts, terms, group)
+    if settled then return format('%d %d %s %s%s', timestamp, since, cost, settled, group) end
+    return format('%d %d %s %d %d %d %d%s', timestamp, since, cost, counts, terms[1], terms[2], terms[3], group)
+  end
+
+  -- A settled one that is forgotten early says so by a timestamp later than `since`.
+  function ends(reservation, life_us)
+    if reservation.settled and reservation.timestamp > reservation.since then return reservation.timestamp end
+    return reservation.since + life_us
+  end
+end
+
+-- What the reply begins with, and whether any check knows the id.
+local line, known, lease_has_ended = looks and '=' or denied and '0' or '1', not settling, false
+-- The reservation of the new id of the check before: its key, time and terms.
+local latest_key0, latest_at0, latest_terms0
+-- What remains by limit, of the twins of a stack the least, for what is adopted.
+local left0 = operation == 'adopt' and {}
+
+local first_pass = (heals or operation == 'adopt') and 1 or 2
+for pass0 = first_pass, 2 do
+  local next0 = first0 + 3
+  check0 = 0
+  local shows0 = pass0 == first_pass
+  while args0[next0] do
+    check0 = check0 + 1
+    local place0, cost_text0, attempt0, reservation_place0, life_us0, given0
+    name0, place0, field0, cost_text0, attempt0, reservation_place0, life_us0, given0 = unpack(args0, next0, next0 + 7)
+    local limit0 = next0 + 8
     -- Costs are compared as text, because the largest have no exact number. Calculations use a
     -- number.
-    cost_text = cost,
-    cost = math.min(cost + 0, 2 ^ 53 - 1),
-    attempt = attempt + 0,
-    reservation_place = reservation_place,
-    reservation_key = KEYS[reservation_place + 0],
-    life_us = life_us + 0,
-    given = given,
-    note = '-',
-    kept = '',
-    seen = '',
-    fits = true,
-  }
-end
-
--- When a reservation ends. A settled one that is forgotten early says so by a timestamp later than
--- `since`.
-local function ends(reservation, life_us)
-  if reservation.settled_text and reservation.timestamp > reservation.since then return reservation.timestamp end
-  return reservation.since + life_us
-end
-
--- Whether digits are a number of more than 64 bits. A cost may have as many: Rust reads it.
-local function is_too_long(digits)
-  return #digits > 20 or #digits == 20 and digits > '18446744073709551615'
-end
-
--- A reservation from its numbers.
-local function parsed(numbers)
-  local timestamp, since, cost, rest = match(numbers, '^(%d+) (%d+) (%d+) ([ %d]+)$')
-  local settled = match(rest or '', '^%d+$')
-  local counts, first, second, third = match(rest or '', '^(%d+) (%d+) (%d+) (%d+)$')
-  local reservation = {
-    numbers = numbers,
-    timestamp = integer(timestamp),
-    since = integer(since),
-    cost_text = cost,
-    -- A settled cost may be any.
-    cost = settled and tonumber(cost) or integer(cost),
-    settled_text = settled,
-    counts = settled and 0 or integer(counts),
-    terms = settled and { 0, 0, 0 } or { integer(first), integer(second), integer(third) },
-  }
-  local latest = math.max(reservation.timestamp, reservation.since)
-  if latest > MOST or is_too_long(cost) or settled and is_too_long(settled) then error(CORRUPT) end
-  return reservation
-end
-
--- The reservation under the batch's id; nil if there is none or it has ended.
-local function live_reservation(check)
-  local stored = call('GET', check.reservation_key)
-  if not stored then return nil end
-  check.kept = stored
-  local reserved = string.sub(stored, -#RESERVED) == RESERVED
-  if reserved then stored = string.sub(stored, 1, -#RESERVED - 1) end
-  local alone, its_group = match(stored, '^([ %d]-)( @' .. string.rep('%x', 16) .. ' [%w%-_.,]+)$')
-  local reservation = parsed(alone or stored)
-  reservation.reserved, reservation.group = reserved, its_group or ''
-  if now < ends(reservation, check.life_us) then return reservation end
-end
-
-local function seen(check, state)
-  return check.algorithm.seen(check.limit, state, check)
-end
-
-local function read(check)
-  if check.reservation_key then
-    reading = check.reservation_place
-    check.known = live_reservation(check)
-  end
-  reading = check.place
-  local found
-  if operation == 'reset' then
-    -- It does not have to understand the state.
-    local done, problem = pcall(check.algorithm.read, check.key, check.field)
-    if not done and problem ~= CORRUPT then error(problem, 0) end
-    found = done and problem
-  else
-    found = check.algorithm.read(check.key, check.field)
-  end
-  if found then check.state, check.seen = found, seen(check, found) end
-end
-
--- What the batch's id means for a check: nil if it is new, 'done', 'unknown', or 'live' for a
--- reservation.
-local function status(check)
-  local reservation = check.known
-  if not reservation then return settling and 'unknown' or nil end
-  if reservation.group ~= group then error(REFUSED) end
-  if reservation.settled_text then
-    -- The same request again is how a client asks for a lost reply.
-    local same = reservation.settled_text == check.cost_text
-    if same and operation ~= 'acquire' and operation ~= 'renew' and not extends then return 'done' end
-    error(REFUSED)
-  end
-  if settling then return 'live' end
-  if operation ~= 'acquire' and not looks or reservation.cost_text ~= check.cost_text then error(REFUSED) end
-  return 'done'
-end
-
--- Notes what a step finds and changes, and what a charge is in the terms of the state. Returns the
--- time at which a charge counts as made.
-local function change(check, name, cost, made, reservation)
-  local at
-  check.fits, check.write, check.put, check.expires, at, check.terms =
-    check.algorithm.change(check.limit, check.state, name, cost, made, reservation)
-  return at or now
-end
-
--- Charges `more` to a reservation, if that fits.
-local function extend(check, reservation, more)
-  local algorithm, left = check.algorithm, nil
-  if algorithm.keeps_terms then
-    left = algorithm.change(check.limit, check.state, 'left', reservation.counts, reservation.timestamp, reservation)
-  end
-  local at = change(check, 'acquire', more)
-  check.made, check.before = at, string.gsub(reservation.numbers, ' ', ',')
-  reservation.cost_text, reservation.counts = check.cost_text, (left or reservation.counts) + more
-  if left then reservation.timestamp, reservation.terms = at, check.terms end
-  return at
-end
-
--- The largest cost that fits a limit, by bisection: a twin says only whether a cost does. The twins
--- of a stack were given the same number, and are asked once, before the first of them is changed.
-local known = {}
-local function remaining(number)
-  if known[number] then return known[number] end
-  local function fits(cost)
-    for _, check in ipairs(checks) do
-      if check.given == number then
-        change(check, 'acquire', cost)
-        if not check.fits then return false end
+    local cost0 = math.min(cost_text0 + 0, 2 ^ 53 - 1)
+    key0, reservation_key0 = keys0[place0 + 0], parsed and keys0[reservation_place0 + 0]
+    attempt0 = attempt0 + 0
+    attempts0 = attempt0 > 0
+    -- What the twin does, at which cost; when the charge was made that it changes, and as which
+    -- reservation.
+    local act0, charge0, made, reservation = 'acquire', cost0, nil, nil
+    local stored_reservation0, status0, before_growth0 = nil, settling and 'unknown' or nil, nil
+    if reservation_key0 then
+      reading0, is_reservation0 = reservation_place0, true
+      local stored = call('GET', reservation_key0)
+      if shows0 then records0 = records0 .. (stored and #stored .. ':' .. stored or '0:') end
+      local found = stored and parsed(stored)
+      if found then
+        local other = found.group ~= group0
+        if other and string.sub(found.group, -#RESERVED) == RESERVED then
+          found.group, found.reserved = string.sub(found.group, 1, -#RESERVED - 1), true
+          other = found.group ~= group0
+        end
+        if other and found.group ~= '' and not match(found.group, '^ @' .. string.rep('%x', 16) .. ' [%w%-_.,]+$') then
+          error(CORRUPT0)
+        end
+        if now < ends(found, life_us0 + 0) then stored_reservation0 = found end
+      end
+      found = stored_reservation0
+      if found and not undoes then
+        if found.group ~= group0 then
+          status0 = 'refused'
+        elseif found.settled then
+          -- The same request again is how a client asks for a lost reply.
+          local same = found.settled == cost_text0 and operation ~= 'acquire' and operation ~= 'renew' and not extends
+          status0 = same and 'done' or 'refused'
+        elseif settling then
+          status0 = 'live'
+        else
+          status0 = (operation == 'acquire' or looks) and found.cost_text == cost_text0 and 'done' or 'refused'
+        end
       end
     end
-    return true
-  end
-  local above = 1
-  while fits(above) do above = above * 2 end
-  known[number] = first_for(floor(above / 2) + 1, above, function(cost) return not fits(cost) end) - 1
-  return known[number]
-end
-
--- Applies the operation to a check whose id is new.
-local function apply(check)
-  local cost = check.cost
-  if operation == 'reset' then
-    local at = change(check, 'acquire', 0)
-    check.fits, check.write = true, 'remove'
-    return at
-  elseif operation == 'force' then
-    return change(check, 'force', cost)
-  elseif operation == 'adopt' then
-    return change(check, 'force', math.max(0, remaining(check.given) - cost))
-  elseif operation == 'refund' then
-    return change(check, 'give', cost)
-  end
-  local at = change(check, 'acquire', cost)
-  if not check.fits and check.attempt > 0 then
-    change(check, 'fill', math.min(cost, check.attempt))
-    check.fits = false
-  end
-  return at
-end
-
--- Settles, renews or extends a reservation.
-local function settle(check, reservation)
-  local algorithm, cost = check.algorithm, check.cost
-  if extends then
-    local more = cost > reservation.cost
-    if more and algorithm.settles == 'all' then error(REFUSED) end
-    local at
-    if more then
-      at = extend(check, reservation, cost - reservation.cost)
-    else
-      at = change(check, 'acquire', 0)
-    end
-    reservation.reserved = grows and more
-    -- A lease is moved to live longer.
-    if algorithm.settles ~= 'all' then reservation.since = math.max(at, reservation.since) end
-    return at
-  elseif algorithm.settles == 'all' then
-    return change(check, operation, reservation.cost, reservation.timestamp)
-  elseif operation == 'renew' then
-    return change(check, 'acquire', 0)
-  elseif not algorithm.settles then
-    error(REFUSED)
-  elseif cost >= reservation.cost then
-    return change(check, 'force', cost - reservation.cost)
-  end
-  return change(check, 'give', math.min(reservation.cost - cost, reservation.counts), reservation.timestamp, reservation)
-end
-
-local known, lease_has_ended, new_reservations = not settling, false, {}
-local function step(check)
-  reading = check.place
-  if operation == 'heal' then
-    check.heals = check.seen == check.given
-    if check.heals then
-      check.state = nil
-      change(check, 'full', check.cost)
-    end
-    return
-  elseif operation == 'undo' then
-    local reservation = check.known
-    local own = not check.reservation_key
-      or reservation and reservation.reserved and reservation.cost_text == check.cost_text and reservation.group == group
-    if not own then return end
-    local made, numbers = match(check.given, '^(%d+):?([%d,]*)$')
-    local before = numbers ~= '' and parsed((string.gsub(numbers, ',', ' '))) or nil
-    change(check, 'undo', check.cost - (before and before.cost or 0), tonumber(made))
-    if check.write and before then
-      before.group, check.reservation = reservation.group, before
-    end
-    return
-  end
-  local is, reservation = status(check), check.known
-  known = known or is ~= 'unknown'
-  -- If one lease of the batch has ended, another caller may have its place: the renewal is
-  -- refused even if the other checks still hold theirs.
-  lease_has_ended = lease_has_ended or is == 'unknown' and operation == 'renew' and check.algorithm.settles == 'all'
-  if is == 'done' then
-    if reservation.reserved then
-      -- From now on a caller relies on it.
-      reservation.reserved, check.reservation = false, reservation
-    end
-  elseif is == 'live' then
-    local at = settle(check, reservation)
-    if operation == 'settle' then
-      if once then
-        local forgotten = math.min(now + REPEAT_US, ends(reservation, check.life_us), MOST)
-        reservation.timestamp, reservation.since = forgotten, now
+    if status0 == 'live' then
+      local settles = settles0[name0]
+      reservation = stored_reservation0
+      local more = cost0 - reservation.cost
+      if extends then
+        charge0 = more > 0 and more or 0
+        if more > 0 then before_growth0, act0 = string.gsub(reservation.numbers, ' ', ','), 'extend' end
+        if more > 0 and settles == 'all' then status0 = 'refused' end
+        reservation.reserved, reservation.leases = grows and more > 0, settles == 'all'
+      elseif settles == 'all' then
+        act0, charge0, made = operation, reservation.cost, reservation.timestamp
+      elseif operation == 'renew' then
+        charge0 = 0
+      elseif not settles then
+        status0 = 'refused'
+      elseif more >= 0 then
+        act0, charge0 = 'force', more
+      else
+        act0, charge0, made = 'give', math.min(-more, reservation.counts), reservation.timestamp
       end
-      reservation.settled_text = check.cost_text
-    elseif not extends then
-      -- A charge that did not move only lives longer.
-      if check.write == 'put' then reservation.timestamp = at end
-      reservation.since, reservation.reserved = math.max(at, reservation.since), false
-    end
-    check.reservation = reservation
-  elseif not is then
-    local at = apply(check)
-    check.made = at
-    if not check.reservation_key then return end
-    -- An acquired charge awaits its settlement; every other operation settles at once.
-    local settled_text = operation ~= 'acquire' and check.cost_text or nil
-    check.reservation = {
-      timestamp = at,
-      since = at,
-      cost_text = check.cost_text,
-      counts = check.cost,
-      terms = check.terms or { 0, 0, 0 },
-      settled_text = settled_text,
-      reserved = reserves,
-      group = group,
-    }
-    -- The limits of a stack share a reservation, which counts as made at the latest of their times.
-    local latest = new_reservations[check.reservation_key]
-    if latest then
-      latest.timestamp, latest.since = math.max(latest.timestamp, at), math.max(latest.since, at)
-      check.reservation = latest
-    else
-      new_reservations[check.reservation_key] = check.reservation
-    end
-  end
-end
-
--- The server's own error, such as WRONGTYPE: with its code in front, as outside of a pcall.
-local function server_error(problem)
-  local message = type(problem) == 'table' and problem.err or tostring(problem)
-  return match(message, '%u%u+ .*') or 'ERR ' .. message
-end
-
-local line = looks and '=' or denied and '0' or '1'
-local function answer()
-  local words = { time0, line }
-  if reserves or operation == 'undo' or operation == 'heal' then
-    for _, check in ipairs(checks) do words[#words + 1] = ' ' .. check.note end
-  end
-  words[#words + 1] = '\n'
-  for _, check in ipairs(checks) do words[#words + 1] = #check.seen .. ':' .. check.seen end
-  for _, check in ipairs(checks) do
-    if check.reservation_key then words[#words + 1] = #check.kept .. ':' .. check.kept end
-  end
-  return table.concat(words)
-end
-
--- Reads every check, and then steps every check.
-for _, work in ipairs { read, step } do
-  for position, check in ipairs(checks) do
-    local done, problem = pcall(work, check)
-    if problem == CORRUPT then
-      if removes and reading == check.place then
-        check.algorithm.remove(check.key, check.field)
-      elseif removes then
-        call('DEL', check.reservation_key)
+    elseif status0 == 'unknown' then
+      -- If one lease of the batch has ended, another caller may have its place: the renewal is
+      -- refused even if the other checks still hold theirs.
+      if operation == 'renew' and settles0[name0] == 'all' then lease_has_ended = true end
+    elseif undoes then
+      local own, numbers = not reservation_key0, nil
+      local found = stored_reservation0
+      if found and found.reserved and found.cost_text == cost_text0 and found.group == group0 then own = true end
+      act0 = own and 'undo' or nil
+      made, numbers = match(given0, '^(%d+):?([%d,]*)$')
+      made = made + 0
+      if own and numbers ~= '' then
+        before_growth0 = parsed((string.gsub(numbers, ',', ' ')))
+        before_growth0.group = found.group
+        charge0 = cost0 - before_growth0.cost
       end
-      return redis.error_reply('RLCORRUPT ' .. position .. ' ' .. reading)
-    elseif problem == REFUSED then
-      line = '='
-      return answer()
-    elseif not done then
-      local message = server_error(problem)
-      if match(message, '^WRONGTYPE') then message = 'RLWRONGTYPE ' .. position .. ' ' .. reading end
-      return redis.error_reply(message)
+    elseif heals or operation == 'adopt' then
+      if pass0 == 1 then
+        act0, charge0 = nil, heals and cost0 or 0
+      elseif heals then
+        act0 = seen0[check0] == given0 and 'full' or nil
+      else
+        act0, charge0 = 'force', math.max(0, left0[given0] - cost0)
+      end
+    elseif operation == 'reset' then
+      act0 = 'remove'
+    elseif operation == 'force' then
+      act0 = 'force'
+    elseif operation == 'refund' then
+      act0 = 'give'
     end
-    if work == step and not check.fits and not looks then line = '0' end
+    if status0 == 'refused' then line = '=' end
+    if status0 ~= 'unknown' then known = true end
+    if status0 and status0 ~= 'live' then act0 = nil end
+    -- What the twin leaves: whether the charge fits; 'put' or 'remove' if it changes the state;
+    -- when a charge counts as made, and where it went; and what the record keeps of it.
+    local fits0, wrote0, at0, mark0, terms0, counts0 = true, nil, now, nil, nil, nil
+    reading0, is_reservation0 = place0, false
+    --[[each]]
+    --[[if]] name0 == '--[[name]]' then
+      local --[[parameters]] = --[[arguments]]
+      next0 = limit0 + --[[count]] + --[[units]]
+      if act0 == 'remove' then
+        -- It does not have to understand the state.
+        call(--[[reading]])
+        command(--[[removing]])
+        show0('')
+        wrote0 = 'remove'
+      else
+        --[[twin]]
+      end
+    --[[end]]
+    end
+    if not fits0 and not looks then line = line == '=' and line or '0' end
+    local new0, stored0, ended0
+    if not reservation_key0 then
+      -- Nothing is recorded.
+    elseif status0 == 'done' then
+      if stored_reservation0.reserved then
+        -- From now on a caller relies on it.
+        stored_reservation0.reserved, new0 = false, stored_reservation0
+      end
+    elseif status0 == 'live' then
+      new0 = reservation
+      if operation == 'settle' then
+        if once then
+          local forgotten = math.min(now + REPEAT_US, ends(new0, life_us0 + 0), MOST)
+          new0.timestamp, new0.since = forgotten, now
+        end
+        new0.settled = cost_text0
+      elseif extends then
+        if before_growth0 then new0.cost_text, new0.counts = cost_text0, (counts0 or new0.counts) + charge0 end
+        if counts0 then new0.timestamp, new0.terms = at0, terms0 or new0.terms end
+        -- A lease is moved to live longer.
+        if not new0.leases then new0.since = math.max(at0, new0.since) end
+      else
+        -- A charge that did not move only lives longer.
+        if wrote0 == 'put' then new0.timestamp = at0 end
+        new0.since, new0.reserved = math.max(at0, new0.since), false
+      end
+    elseif undoes then
+      if wrote0 then
+        new0 = before_growth0
+        if not new0 then command('DEL', reservation_key0) end
+      end
+    elseif not status0 and not looks then
+      if reservation_key0 == latest_key0 then
+        -- The limits of a stack share a reservation, which counts as made at the latest of their
+        -- times.
+        latest_at0 = math.max(latest_at0, at0)
+      else
+        latest_key0, latest_at0, latest_terms0 = reservation_key0, at0, terms0 or { 0, 0, 0 }
+      end
+      -- An acquired charge awaits its settlement; every other operation settles at once.
+      local settled = operation ~= 'acquire' and cost_text0
+      ended0 = latest_at0 + life_us0
+      stored0 = text_of_reservation(latest_at0, latest_at0, cost_text0, settled, cost0, latest_terms0,
+        reserves and not settled and group0 .. RESERVED or group0)
+    end
+    if new0 then
+      ended0 = ends(new0, life_us0 + 0)
+      stored0 = text_of_reservation(new0.timestamp, new0.since, new0.cost_text, new0.settled, new0.counts, new0.terms,
+        new0.reserved and not new0.settled and new0.group .. RESERVED or new0.group)
+    end
+    if stored0 then
+      -- It lives longer at a given time, by the padding.
+      local life_ms = math.max(ceil((ended0 - now) / 1000), 1) + (padding_ms or 0)
+      command('SET', reservation_key0, stored0, 'PX', format('%d', life_ms))
+    end
+    if notes0 then
+      local note = '-'
+      if undoes or heals then
+        note = wrote0 and '1' or '0'
+      elseif wrote0 and (before_growth0 or not status0) then
+        note = format('%d', mark0 or at0) .. (before_growth0 and ':' .. before_growth0 or '')
+      end
+      notes0[check0] = { note, attempts0 }
+    end
   end
 end
 if not known or lease_has_ended then line = '=' end
-if line == '=' then return answer() end
+local begins = line
 
-local function put_reservation(check, reservation)
-  local stored = format('%d %d %s ', reservation.timestamp, reservation.since, reservation.cost_text)
-  if reservation.settled_text then
-    stored = stored .. reservation.settled_text
-  else
-    stored = stored .. format('%d %d %d %d', reservation.counts, unpack(reservation.terms))
-  end
-  stored = stored .. reservation.group
-  if reservation.reserved and not reservation.settled_text then stored = stored .. RESERVED end
-  local life_ms = ttl_ms(ends(reservation, check.life_us))
-  call('SET', check.reservation_key, stored, 'PX', format('%d', life_ms))
-end
-
-local function writes(check)
-  return line == '1' or check.attempt > 0
-end
-
--- Asks how long a key lives, and whether the user may extend that, before anything is written: a
--- key never lives for ever.
-local function keep(check)
-  if not writes(check) or check.write ~= 'put' then return end
-  check.life = call('PTTL', check.key)
-  -- Redis 7.0 reads the time anew for each PTTL: by the write, a life that just sufficed may be too
-  -- short.
-  if check.life < state_ttl_ms(check.expires) + 100 and may0 and not may0('PEXPIRE', check.key, '1') then
-    -- The server says why.
-    call('PEXPIRE', check.key, '1')
-  end
-end
-
-local wrote = false
-local function write(check)
-  local algorithm = check.algorithm
-  if writes(check) then
-    -- A log is otherwise changed by what was added to it.
-    if check.heals then algorithm.remove(check.key, check.field) end
-    if check.write == 'put' then
-      local ttl = state_ttl_ms(check.expires)
-      algorithm.put(check.key, check.field, check.put, ttl, metadata)
-      if not padding_ms then sweep(check.key, 1, check.life, ttl) end
-    elseif check.write == 'remove' then
-      algorithm.remove(check.key, check.field)
+if line ~= '=' then
+  local life0 = {}
+  -- How long a key lives so far is known, and the user has to be allowed to extend it, before
+  -- anything is written: a key never lives for ever.
+  for n, due in pairs(due0) do
+    if line == '1' or always0[n] then
+      local key = commands0[n][2]
+      if not surely0[n] then life0[n] = call('PTTL', key) end
+      if (surely0[n] or life0[n] < due) and may0 and not may0('PEXPIRE', key, '1') then
+        -- The server says why.
+        call('PEXPIRE', key, '1')
+      end
     end
-    if check.reservation_key and check.reservation then
-      put_reservation(check, check.reservation)
-    elseif check.reservation_key and operation == 'undo' and check.write then
-      call('DEL', check.reservation_key)
-    end
-    wrote = wrote or check.write
-    if reserves and check.write and check.made then
-      local mark = algorithm.mark and algorithm.mark(algorithm.read(check.key, check.field))
-      check.note = format('%d', mark or check.made) .. (check.before and ':' .. check.before or '')
-    elseif operation == 'undo' or operation == 'heal' then
-      check.note = check.write and 1 or 0
+  end
+  for n = 1, last0 do
+    if line == '1' or always0[n] then
+      local it, due = commands0[n], due0[n]
+      call(unpack(it))
+      begun0 = true
+      if due then
+        -- A log without its last entry was gone in between.
+        if it[1] ~= 'HSET' and not surely0[n] then life0[n] = call('PTTL', it[2]) end
+        if surely0[n] or life0[n] < due then
+          call('PEXPIRE', it[2], format('%d', due))
+          if it[1] == 'HSET' and not padding_ms then
+            local key, fields, life_ms, ttl_ms = it[2], (#it - 2) / 2, life0[n], due
+            --[[sweep]]
+          end
+        end
+      end
     end
   end
 end
 
-for _, work in ipairs { keep, write } do
-  for _, check in ipairs(checks) do
-    local done, problem = pcall(work, check)
-    if not done then
-      -- If the server refuses a command after others, for example one that the user may not call,
-      -- the earlier writes remain.
-      local message = server_error(problem)
-      local again, found = pcall(check.algorithm.read, check.key, check.field)
-      local changed = not again or (found and seen(check, found) or '') ~= check.seen
-      if wrote or (changed and not match(message, '^OOM')) then message = 'RLPART ' .. message end
-      return redis.error_reply(message)
-    end
+if notes0 then
+  for place = 1, check0 do
+    local note = notes0[place]
+    line = line .. ' ' .. ((begins == '1' or begins == '0' and note[2]) and note[1] or '-')
   end
 end
+words0[2], words0[word0 + 1] = line .. '\n', records0
+return table.concat(words0, '', 1, word0 + 1)
+end
 
-return answer()
+local done, problem = pcall(run0)
+if done then return problem end
+if problem == CORRUPT0 then
+  if removes0 and is_reservation0 then
+    redis.call('DEL', reservation_key0)
+  elseif removes0 then
+    --[[each]]
+    --[[if]] name0 == '--[[name]]' then
+      redis.call(--[[removing]])
+    --[[end]]
+    end
+  end
+  return redis.error_reply('RLCORRUPT ' .. check0 .. ' ' .. reading0)
+end
+-- The server's own error, such as WRONGTYPE: with its code in front, as outside of a pcall.
+local message = type(problem) == 'table' and problem.err or tostring(problem)
+message = string.match(message, '%u%u+ .*') or 'ERR ' .. message
+if begun0 then
+  -- If the server refuses a command after others, for example one that the user may not call, the
+  -- earlier writes remain.
+  message = 'RLPART ' .. message
+elseif string.match(message, '^WRONGTYPE') then
+  message = 'RLWRONGTYPE ' .. check0 .. ' ' .. reading0
+end
+return redis.error_reply(message)

@@ -4,95 +4,58 @@
 -- START METADATA", oldest first. TOTAL is what has been charged in the window up to and with it,
 -- and START when the window began, so that the newest element is all that a decision reads.
 -- METADATA is whatever the caller gave, any bytes. The Rust twin is window_log.rs in
--- ratelimit-core. README.md beside this file specifies a twin as a table and the helpers.
+-- ratelimit-core. README.md beside this file specifies what each section receives and what it leaves.
 
-local window_log = { parameters = { 'limit', 'window_us' } }
+--- fresh
+-- The newest element, with the total and the start of its window; whether that goes on.
+local newest, total, begun, goes_on = nil, 0, nil, false
+local last_us, start = now, now
 
 -- The element at an index, the oldest at 0 and the newest at -1.
-local function element_at(key, index)
-  local element = call('LINDEX', key, index)
+local function element_at(index)
+  local element = call('LINDEX', key0, index)
   if not element then return nil end
-  local timestamp, cost, total, start, metadata = match(element, '^(%d+) (%d+) (%d+) (%d+) (.*)$')
-  return {
-    key = key,
-    timestamp = integer(timestamp),
-    cost = integer(cost),
-    total = integer(total),
-    start = integer(start),
-    metadata = metadata,
-  }
+  local us, cost, total, start, metadata = match(element, '^(%d+) (%d+) (%d+) (%d+) (.*)$')
+  return element, integer(us), integer(cost), integer(total), integer(start), metadata
 end
 
--- The list stays on the server; the newest element is what a step begins with.
-function window_log.read(key)
-  return element_at(key, -1)
-end
-
--- The window's start and total.
-function window_log.seen(_, newest)
-  return newest and format('window-log %d %d', newest.start, newest.total) or ''
-end
-
--- The first element whose total is at least so much, and its index.
-local function element_of_total(key, total)
-  local index = first_for(0, call('LLEN', key) - 1, function(index)
-    return element_at(key, index).total >= total
-  end)
-  return element_at(key, index), index
-end
-
-function window_log.change(limit, newest, operation, cost, made)
-  local after = { past = newest ~= nil, start = now, timestamp = now, total = 0 }
+--- read
+-- The list stays on the server: its newest element is what a step begins with.
+local _, us
+newest, us, _, total, begun = element_at(-1)
+if newest and now < begun + window_us then
   -- A request from before the start, by a clock that went back, falls into the window too.
-  if newest and now < newest.start + limit.window_us then
-    after = { start = newest.start, timestamp = math.max(now, newest.timestamp), total = newest.total, goes_on = true }
-  end
-  -- A state written under a larger limit uses at most this limit: its first requests used it up.
-  local left = math.max(limit.limit - after.total, 0)
-  -- A charge is taken back from the window that it went into.
-  if operation == 'undo' and not (newest and newest.start == made) then return true end
-  if operation == 'give' or operation == 'undo' then
-    -- Takes the cost off the newest entries: a refund undoes what was charged last.
-    if cost == 0 or after.total == 0 then return true end
-    if cost >= after.total then return true, 'remove' end
-    after.total = after.total - cost
-    after.last, after.index = element_of_total(newest.key, after.total)
-    if after.last.total < after.total or after.last.total - after.last.cost >= after.total then error(CORRUPT) end
-  else
-    -- A forced charge, and an attempt that does not fit, are charged as far as there is room.
-    if operation == 'force' or operation == 'fill' then cost = math.min(cost, left) end
-    if cost > left then return false end
-    if cost == 0 then return true end
-    after.cost, after.total = cost, after.total + cost
-  end
-  return true, 'put', after, after.start + limit.window_us
+  used, goes_on, start = total, true, begun
+  if us > now then last_us = us end
 end
 
-local function element(timestamp, cost, total, start, metadata)
-  return format('%d %d %d %d ', timestamp, cost, total, start) .. metadata
-end
+--- level
+-- A state written under a larger limit uses at most this limit: its first requests used it up.
+left = used < limit and limit - used or 0
 
-function window_log.put(key, _, after, ttl, metadata)
-  local last = after.last
-  if last then
-    local cost = last.cost - (last.total - after.total)
-    call('LTRIM', key, 0, after.index)
-    call('LSET', key, -1, element(last.timestamp, cost, after.total, last.start, last.metadata))
-  else
-    if after.past then call('UNLINK', key) end
-    local added = element(after.timestamp, after.cost, after.total, after.start, metadata)
-    call(after.goes_on and 'RPUSHX' or 'RPUSH', key, added)
-  end
-  expire(key, ttl)
-end
+--- seen
+-- The window's start and total.
+if newest then seen = format('window-log %d %d', begun, total) end
 
-function window_log.remove(key)
-  call('UNLINK', key)
-end
+--- charge
+if act0 == 'full' or newest and not goes_on then command('UNLINK', key0) end
+command('RPUSH', key0, format('%d %d %d %d ', last_us, charge, used + charge, start) .. metadata0)
+-- The key of a window that goes on lives until its end.
+if not goes_on or padding_ms then expires = start + window_us end
+mark0 = start
 
--- A charge goes into the window that began then.
-function window_log.mark(newest)
-  return newest.start
-end
+--- undo
+-- A charge is taken back from the window that it went into.
+act0 = goes_on and start == made and 'give' or nil
 
-return window_log
+--- give
+-- Takes the cost off the newest entries: a refund undoes what was charged last.
+local rest = used - charge
+local index = first_for(0, call('LLEN', key0) - 1, function(index)
+  local _, _, _, total = element_at(index)
+  return total >= rest
+end)
+local _, us, cost, total, begun, metadata = element_at(index)
+if total < rest or total - cost >= rest then error(CORRUPT0) end
+command('LTRIM', key0, 0, index)
+command('LSET', key0, -1, format('%d %d %d %d ', us, cost - (total - rest), rest, begun) .. metadata)

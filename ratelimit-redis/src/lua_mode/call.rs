@@ -170,7 +170,7 @@ impl<'a, A: LuaProgram, C: Connection> Call<'a, A, C> {
 fn validate(limit: &str, twin: &Twin) -> Result<()> {
     let (program, given) = (twin.program, twin.parameters.len());
     let named = program.parameters.len();
-    if program.is_of_numbers() && named != given {
+    if named != given {
         return Err(RedisError::Config(format!(
             "limit {limit:?}: the twin has {given} parameters, and the program {:?} names {named}; give it as many",
             program.name

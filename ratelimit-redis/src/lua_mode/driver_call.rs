@@ -150,10 +150,10 @@ impl<A: LuaProgram, C: Connection> Call<'_, A, C> {
                 Argument::Number(check.life_us),
                 given_each.get(place).copied().unwrap_or(Argument::Text("")),
             ]);
-            if program.is_of_numbers() {
-                words.extend([*unit, capacity * unit].map(Argument::Number));
-            }
+            let units = program.is_of_numbers().then_some([capacity * unit, *unit]);
+            words.extend(units.map(|[capacity, _]| Argument::Number(capacity)));
             words.extend(parameters.iter().map(|number| Argument::Number(*number)));
+            words.extend(units.map(|[_, unit]| Argument::Number(unit)));
         }
         words
     }

@@ -179,8 +179,12 @@ impl BuiltIn for FirstRequestWindow {
 // The metadata of its entries may be any bytes: `codec/window_log.rs` stores them.
 impl BuiltIn for WindowLog {
     const PROGRAM: &'static Program = {
-        static WINDOW_LOG: Program =
-            Program::of_entries("window-log", include_str!("../lua/window_log.lua"), Keeps::List);
+        static WINDOW_LOG: Program = Program::of_entries(
+            "window-log",
+            &["limit", "window_us"],
+            include_str!("../lua/window_log.lua"),
+            Keeps::List,
+        );
         &WINDOW_LOG
     };
 
@@ -253,6 +257,17 @@ impl BuiltIn for BucketedWindow {
     const PROGRAM: &'static Program = {
         static BUCKETED_WINDOW: Program = Program::of_entries(
             "bucketed-window",
+            &[
+                "bucket_us",
+                "limit1",
+                "span1_us",
+                "limit2",
+                "span2_us",
+                "limit3",
+                "span3_us",
+                "limit4",
+                "span4_us",
+            ],
             include_str!("../lua/bucketed_window.lua"),
             Keeps::Numbers,
         );
@@ -326,6 +341,7 @@ impl BuiltIn for SlidingLog {
     const PROGRAM: &'static Program = {
         static SLIDING_LOG: Program = Program::of_entries(
             "sliding-log",
+            &["limit", "window_us"],
             include_str!("../lua/sliding_log.lua"),
             Keeps::SortedSet,
         );
@@ -397,6 +413,7 @@ impl BuiltIn for Concurrency {
     const PROGRAM: &'static Program = {
         static CONCURRENCY: Program = Program::of_entries(
             "concurrency",
+            &["limit", "lease_us"],
             include_str!("../lua/concurrency.lua"),
             Keeps::Numbers,
         );

@@ -187,8 +187,7 @@ async fn a_script_that_contradicts_the_step_is_an_error_that_names_the_limit() {
 /// The name identifies whose state is stored, so no two programs may share one.
 #[tokio::test]
 async fn a_program_with_anothers_name_is_refused() {
-    const DENIES: &str = "return in_field { parameters = { 'limit' }, read = function() end, \
-        change = function() return false end }";
+    const DENIES: &str = "--- level\nleft = 0";
     let server = server();
     let refused = |answer, program: &str| {
         let said = fails(answer, ErrorKind::Config, &format!("the program {program:?}"));
@@ -196,7 +195,8 @@ async fn a_program_with_anothers_name_is_refused() {
     };
     // The token bucket is GCRA by its other name.
     for name in ratelimit_core::AnyAlgorithm::NAMES.iter().filter(|name| **name != "token-bucket") {
-        let program = Box::leak(Box::new(Program::of_entries(name, DENIES, Keeps::Numbers)));
+        let program =
+            Box::leak(Box::new(Program::of_entries(name, &["limit"], DENIES, Keeps::Numbers)));
         let mine = named("mine", Called(program, false));
         // Before the built-in one has been used, and after.
         let store = plain(&server).await;
