@@ -75,6 +75,7 @@ fn text_of(program: &'static Program, mark: &str, place: usize) -> String {
     match mark {
         "if" => if place == 0 { "if" } else { "elseif" }.to_owned(),
         "letter" => LETTERS.get(place).map(u8::to_string).unwrap_or_default(),
+        "place" => place.to_string(),
         "name" => program.name.to_owned(),
         "twin" if program.is_of_numbers() => {
             of_program(&with_parts(include_str!("lua/twin.lua")), program, place)

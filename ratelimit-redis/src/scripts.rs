@@ -40,6 +40,8 @@ pub(crate) struct Texts {
     pub(crate) driver: Script,
     /// The programs of `decide`, in the order of their letters.
     lettered: Vec<&'static Program>,
+    /// The programs of `driver`, in the order of their numbers.
+    numbered: Vec<&'static Program>,
 }
 
 impl Texts {
@@ -51,6 +53,7 @@ impl Texts {
             decide: Script::new(include_str!("lua/decide.lua"), &lettered),
             driver: Script::new(include_str!("lua/driver.lua"), &all),
             lettered,
+            numbered: all,
         }
     }
 
@@ -63,6 +66,19 @@ impl Texts {
             Some(if *attempts { letter.to_ascii_uppercase() } else { *letter })
         };
         checks.iter().map(|check| letter_of(&check.twin)).collect()
+    }
+
+    /// What `driver` reads of these checks first: their programs, keys and reservations' keys.
+    /// `None` if a number does not fit.
+    pub(crate) fn layout(&self, checks: &[TwinCheck<'_>]) -> Option<Vec<u8>> {
+        let mut layout = Vec::with_capacity(6 * checks.len());
+        for TwinCheck { twin, key, reservation, .. } in checks {
+            let place = self.numbered.iter().position(|known| known.name == twin.program.name)?;
+            for number in [2 * place + usize::from(twin.attempts), *key, *reservation] {
+                layout.extend(u16::try_from(number).ok()?.to_be_bytes());
+            }
+        }
+        Some(layout)
     }
 }
 

@@ -35,8 +35,8 @@ local function number_at(place)
   if not number then
     local digits = match(stored, '^ (%d+)', position(place))
     -- Lua accepts texts such as nan as numbers, so only digits pass.
-    if not digits or #digits ~= WIDTH - 1 then error(CORRUPT0) end
-    number = integer(digits)
+    number = digits and #digits == WIDTH - 1 and digits + 0
+    if not number or number >= 2 ^ 53 then error(CORRUPT0) end
     numbers[place] = number
   end
   return number
@@ -88,6 +88,7 @@ local function view(limit, span_us)
   end
   local spent = from <= count and after(from - 1) or 0
   windows[#windows + 1] = { limit = limit, span_us = span_us, first = from, used = spent }
+  most = math.min(most, limit)
   left = math.min(left, spent < limit and limit - spent or 0)
   if span_us > longest_us then longest_us, first, used = span_us, from, spent end
 end

@@ -38,7 +38,7 @@ while stored do
   used, alive = 0, place
   while place <= size do
     local us, cost, next = match(stored, '^ (%d+) (%d+)()', place)
-    us, cost = integer(us), integer(cost)
+    us, cost = (us or 2 ^ 53) + 0, (cost or 0) + 0
     if us > MOST or cost > MOST then error(CORRUPT0) end
     if us + lease_us > at then used = used + cost elseif used == 0 then alive = next end
     last_us, last_cost, last_place, place = us, cost, place, next
@@ -50,7 +50,8 @@ while stored do
 end
 
 --- level
-left, at0 = used < limit and limit - used or 0, at
+most, at0 = limit, at
+left = used < limit and limit - used or 0
 
 --- seen
 seen = stored or ''

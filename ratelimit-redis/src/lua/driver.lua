@@ -5,12 +5,15 @@
 --
 --     KEYS: the keys of the batch, each once.
 --     ARGV: the time (begin.lua); the operation ('settle-once' for an id that was drawn for one
---           charge); the caller's metadata; the text that ends a reservation (its group; empty for
---           one check). Then per check: the algorithm; the index of its key; the field; the cost;
---           the most that a denied attempt is charged (0 if only admitted requests are charged);
---           the index in KEYS of the reservation under the batch's id (0 without an id); its life
---           in µs; what the operation needs besides ('adopt': the limit's number); and the
---           algorithm's parameters. A stack of limits is one check per limit.
+--           charge); SHAPE; the caller's metadata; with an id, the text that ends a reservation (its
+--           group; empty for one check). Then per check: the field; the cost; with an id, the life
+--           of its reservation in µs; of 'adopt', 'heal' and 'undo', what they need besides
+--           ('adopt': the limit's number); and the numbers of the limit: CAPACITY NUMBER… UNIT for a
+--           state of a few numbers, otherwise NUMBER…. A stack of limits is one check per limit.
+--
+-- SHAPE has six bytes for each check, two for each of three numbers: the place of its algorithm,
+-- twice, and 1 more if denied attempts are charged; the index of its key; and the index of its
+-- reservation's key, 0 without an id.
 --
 -- A batch whose keys lie in several slots runs one script per slot. cross_slot/lua.rs says when
 -- each of these is called:
@@ -40,7 +43,7 @@ local CORRUPT0 = {}
 -- The check that is being decided: its number, algorithm, key, field and reservation's key; and the
 -- index of the key that is being read, and whether that is its reservation. Whether a value that no limit wrote is removed, so that the
 -- limit recovers and the error is reported once; and whether anything was written.
-local check0, name0, key0, field0, reservation_key0, reading0 = 0, nil, nil, nil, nil, nil
+local check0, kind0, key0, field0, reservation_key0, reading0 = 0, nil, nil, nil, nil, nil
 local is_reservation0, removes0, begun0 = false, false, false
 
 local function run0()
@@ -55,7 +58,7 @@ local REPEAT_US = 10000000
 local RESERVED = ' ?'
 
 local keys0, args0 = KEYS, ARGV
-local operation, metadata0, group0 = args0[first0], args0[first0 + 1], args0[first0 + 2]
+local operation, shape0, metadata0 = args0[first0], args0[first0 + 1], args0[first0 + 2]
 -- Whether the settled reservation is forgotten early: its id was drawn for one charge.
 local once = operation == 'settle-once'
 local grows, denied = operation == 'grow', operation == 'attempt'
@@ -67,19 +70,20 @@ if reserves or denied then operation = grows and 'extend' or 'acquire' end
 local looks, extends = operation == 'peek', operation == 'extend'
 local heals, undoes = operation == 'heal', operation == 'undo'
 local settling = extends or operation == 'settle' or operation == 'renew'
-local notes0 = (reserves or undoes or heals) and {}
+local adopts, notes0 = operation == 'adopt', (reserves or undoes or heals) and {}
+local has_given = undoes or heals or adopts
 -- Whether charges can be reserved, by algorithm; for leases 'all'.
 local settles0 = settling and {
   --[[each]]
-  ['--[[name]]'] = --[[settles]],
+  [--[[place]]] = --[[settles]],
   --[[end]]
 }
 
 -- The reply: the time, the line, the states, and the reservations. And the states by check, of an
 -- operation that compares them.
 local words0, word0, records0, seen0 = { time0, '', '', '', '', '' }, 2, '', heals and {}
-local function show0(state)
-  words0[word0 + 1], words0[word0 + 2] = #state .. ':', state
+local function show0(state, size)
+  words0[word0 + 1], words0[word0 + 2] = size, state
   word0 = word0 + 2
   if seen0 then seen0[check0] = state end
 end
@@ -109,7 +113,8 @@ local function put0(key, field, stored, ttl)
 end
 -- Of a request with an id: parses the text of a reservation, writes one, and says when it ends.
 local parsed, text_of_reservation, ends
-if args0[first0 + 8] and args0[first0 + 8] ~= '0' then
+local group0 = byte(shape0, 5) + byte(shape0, 6) > 0 and args0[first0 + 3]
+if group0 then
   -- A cost may have 64 bits: Rust reads it.
   function parsed(stored)
     local timestamp, since, cost, counts, first, second, third, rest =
@@ -149,24 +154,27 @@ local line, known, lease_has_ended = looks and '=' or denied and '0' or '1', not
 -- The reservation of the new id of the check before: its key, time and terms.
 local latest_key0, latest_at0, latest_terms0
 -- What remains by limit, of the twins of a stack the least, for what is adopted.
-local left0 = operation == 'adopt' and {}
+local left0 = adopts and {}
 
-local first_pass = (heals or operation == 'adopt') and 1 or 2
+local first_pass = (heals or adopts) and 1 or 2
 for pass0 = first_pass, 2 do
-  local next0 = first0 + 3
-  check0 = 0
+  local next0 = first0 + (group0 and 4 or 3)
   local shows0 = pass0 == first_pass
-  while args0[next0] do
-    check0 = check0 + 1
-    local place0, cost_text0, attempt0, reservation_place0, life_us0, given0
-    name0, place0, field0, cost_text0, attempt0, reservation_place0, life_us0, given0 = unpack(args0, next0, next0 + 7)
-    local limit0 = next0 + 8
+  for number0 = 1, #shape0 / 6 do
+    check0 = number0
+    local kind_high, kind_low, key_high, key_low, id_high, id_low = byte(shape0, 6 * number0 - 5, 6 * number0)
+    local place0, reservation_place0 = key_high * 256 + key_low, id_high * 256 + id_low
+    attempts0 = kind_low % 2 == 1
+    kind0 = (kind_high * 256 + kind_low - kind_low % 2) / 2
+    local cost_text0, life_us0, given0 = args0[next0 + 1], nil, nil
+    field0, next0 = args0[next0], next0 + 2
+    if group0 then life_us0, next0 = args0[next0] + 0, next0 + 1 end
+    if has_given then given0, next0 = args0[next0], next0 + 1 end
+    local limit0 = next0
     -- Costs are compared as text, because the largest have no exact number. Calculations use a
     -- number.
     local cost0 = math.min(cost_text0 + 0, 2 ^ 53 - 1)
-    key0, reservation_key0 = keys0[place0 + 0], parsed and keys0[reservation_place0 + 0]
-    attempt0 = attempt0 + 0
-    attempts0 = attempt0 > 0
+    key0, reservation_key0 = keys0[place0], group0 and keys0[reservation_place0]
     -- What the twin does, at which cost; when the charge was made that it changes, and as which
     -- reservation.
     local act0, charge0, made, reservation = 'acquire', cost0, nil, nil
@@ -185,7 +193,7 @@ for pass0 = first_pass, 2 do
         if other and found.group ~= '' and not match(found.group, '^ @' .. string.rep('%x', 16) .. ' [%w%-_.,]+$') then
           error(CORRUPT0)
         end
-        if now < ends(found, life_us0 + 0) then stored_reservation0 = found end
+        if now < ends(found, life_us0) then stored_reservation0 = found end
       end
       found = stored_reservation0
       if found and not undoes then
@@ -203,7 +211,7 @@ for pass0 = first_pass, 2 do
       end
     end
     if status0 == 'live' then
-      local settles = settles0[name0]
+      local settles = settles0[kind0]
       reservation = stored_reservation0
       local more = cost0 - reservation.cost
       if extends then
@@ -225,7 +233,7 @@ for pass0 = first_pass, 2 do
     elseif status0 == 'unknown' then
       -- If one lease of the batch has ended, another caller may have its place: the renewal is
       -- refused even if the other checks still hold theirs.
-      if operation == 'renew' and settles0[name0] == 'all' then lease_has_ended = true end
+      if operation == 'renew' and settles0[kind0] == 'all' then lease_has_ended = true end
     elseif undoes then
       local own, numbers = not reservation_key0, nil
       local found = stored_reservation0
@@ -238,7 +246,7 @@ for pass0 = first_pass, 2 do
         before_growth0.group = found.group
         charge0 = cost0 - before_growth0.cost
       end
-    elseif heals or operation == 'adopt' then
+    elseif heals or adopts then
       if pass0 == 1 then
         act0, charge0 = nil, heals and cost0 or 0
       elseif heals then
@@ -261,14 +269,14 @@ for pass0 = first_pass, 2 do
     local fits0, wrote0, at0, mark0, terms0, counts0 = true, nil, now, nil, nil, nil
     reading0, is_reservation0 = place0, false
     --[[each]]
-    --[[if]] name0 == '--[[name]]' then
+    --[[if]] kind0 == --[[place]] then
       local --[[parameters]] = --[[arguments]]
       next0 = limit0 + --[[count]] + --[[units]]
       if act0 == 'remove' then
         -- It does not have to understand the state.
         call(--[[reading]])
         command(--[[removing]])
-        show0('')
+        show0('', '0:')
         wrote0 = 'remove'
       else
         --[[twin]]
@@ -288,7 +296,7 @@ for pass0 = first_pass, 2 do
       new0 = reservation
       if operation == 'settle' then
         if once then
-          local forgotten = math.min(now + REPEAT_US, ends(new0, life_us0 + 0), MOST)
+          local forgotten = math.min(now + REPEAT_US, ends(new0, life_us0), MOST)
           new0.timestamp, new0.since = forgotten, now
         end
         new0.settled = cost_text0
@@ -322,7 +330,7 @@ for pass0 = first_pass, 2 do
         reserves and not settled and group0 .. RESERVED or group0)
     end
     if new0 then
-      ended0 = ends(new0, life_us0 + 0)
+      ended0 = ends(new0, life_us0)
       stored0 = text_of_reservation(new0.timestamp, new0.since, new0.cost_text, new0.settled, new0.counts, new0.terms,
         new0.reserved and not new0.settled and new0.group .. RESERVED or new0.group)
     end
@@ -396,7 +404,7 @@ if problem == CORRUPT0 then
     redis.call('DEL', reservation_key0)
   elseif removes0 then
     --[[each]]
-    --[[if]] name0 == '--[[name]]' then
+    --[[if]] kind0 == --[[place]] then
       redis.call(--[[removing]])
     --[[end]]
     end

@@ -8,13 +8,6 @@ local function text_of(name)
   return string.sub(stored, 1, -8), unpack0('<I7', string.sub(stored, -7))
 end
 
--- A number below 2^53 from its digits.
-local function integer(digits)
-  local number = digits and #digits <= 16 and tonumber(digits)
-  if not number or number >= 2 ^ 53 then error(CORRUPT0) end
-  return number
-end
-
 -- Binary search: the first number from `low` on for which `holds`, which once true stays true;
 -- `high` if there is none. It is often the first.
 local function first_for(low, high, holds)
@@ -27,7 +20,8 @@ local function first_for(low, high, holds)
   return high
 end
 
-local at, used, left, kept0 = now, 0, MOST, 0
+-- All that fits, and what is left of it.
+local at, used, most, left, kept0 = now, 0, MOST, MOST, 0
 local charge, text, expires = charge0, nil, nil
 --[[fresh]]
 if act0 ~= 'full' then
@@ -37,7 +31,7 @@ end
 if shows0 then
   local seen = ''
   --[[seen]]
-  show0(seen)
+  show0(seen, #seen .. ':')
 end
 if left0 and left < (left0[given0] or left + 1) then left0[given0] = left end
 if act0 == 'force' then
@@ -45,7 +39,7 @@ if act0 == 'force' then
 elseif act0 == 'extend' and charge > left then
   fits0, act0 = false, nil
 elseif act0 == 'acquire' and charge > left then
-  fits0, act0, charge = false, 'fill', math.min(charge, attempt0)
+  fits0, act0, charge = false, 'fill', attempts0 and math.min(charge, most) or 0
   if not --[[fills]] then act0, charge = 'acquire', math.min(charge, left) end
 end
 if act0 and charge > 0 then

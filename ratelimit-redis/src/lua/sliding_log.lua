@@ -48,6 +48,7 @@ else
 end
 
 --- level
+most = limit
 left = used < limit and limit - used or 0
 
 --- seen
@@ -56,18 +57,18 @@ left = used < limit and limit - used or 0
 -- others go with the next of these.
 if used > 0 then
   seen = format('sliding-log %d %d', first_us, first_cost)
-  local shown, over = first_cost, used > limit and used - limit or 0
+  local shown, over, reached = first_cost, used > limit and used - limit or 0, {}
   -- What ends before more remains, and before the cost fits.
-  local reached = { over + 1, used + cost0 - limit }
+  if used + cost0 > limit then reached = { over + 1, used + cost0 - limit } end
   if operation == 'refund' then
-    reached[3], reached[4] = used - cost0, math.max(used - cost0 - limit, 0) + 1
+    reached = { over + 1, used + cost0 - limit, used - cost0, math.max(used - cost0 - limit, 0) + 1 }
   elseif attempts0 then
     -- And before it fits once more, or after the oldest entries have made way for it.
-    local dropped = used + math.min(cost0, attempt0) - limit - over
-    reached[3] = reached[2] + cost0
-    reached[4], reached[5], reached[6] = dropped + 1, dropped + over + 1, dropped + over + cost0
+    local dropped = used + math.min(cost0, most) - limit - over
+    local fits = used + cost0 - limit
+    reached = { over + 1, fits, fits + cost0, dropped + 1, dropped + over + 1, dropped + over + cost0 }
   end
-  table.sort(reached)
+  if reached[1] then table.sort(reached) end
   for _, sum in ipairs(reached) do
     if sum > first_cost and sum <= used then
       local rank = first_for(stale, call('ZCARD', key0) - 1, function(rank)

@@ -11,7 +11,7 @@ if stored0 then
 else
   --[[fresh]]
 end
-if shows0 then show0(stored0 or '') end
+if shows0 then show0(stored0 or '', stored0 and '--[[bytes]]:' or '0:') end
 if act0 or pass0 == 1 then
   local at = now
   --[[level]]
@@ -34,7 +34,7 @@ if act0 or pass0 == 1 then
     fits0 = false
     after = used
     if attempts0 then
-      act0, charge = 'fill', math.min(cost0, attempt0) * cost_unit
+      act0, charge = 'fill', math.min(charge, capacity)
       after = used + charge
       if after > capacity then
         --[[fill]]

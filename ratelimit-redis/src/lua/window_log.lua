@@ -16,7 +16,8 @@ local function element_at(index)
   local element = call('LINDEX', key0, index)
   if not element then return nil end
   local us, cost, total, start, metadata = match(element, '^(%d+) (%d+) (%d+) (%d+) (.*)$')
-  return element, integer(us), integer(cost), integer(total), integer(start), metadata
+  if not us or math.max(us + 0, cost + 0, total + 0, start + 0) >= 2 ^ 53 then error(CORRUPT0) end
+  return element, us + 0, cost + 0, total + 0, start + 0, metadata
 end
 
 --- read
@@ -31,6 +32,7 @@ end
 
 --- level
 -- A state written under a larger limit uses at most this limit: its first requests used it up.
+most = limit
 left = used < limit and limit - used or 0
 
 --- seen

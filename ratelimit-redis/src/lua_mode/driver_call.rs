@@ -8,7 +8,7 @@ use super::call::Call;
 use super::decide_call::push_time;
 use crate::codec::take_sized;
 use crate::connection::{Argument, Connection, Reply, TryAgain};
-use crate::error::Result;
+use crate::error::{RedisError, Result};
 use crate::program::{LuaProgram, Twin, TwinCheck};
 use crate::store::{StatesAt, evalsha};
 
@@ -79,7 +79,12 @@ impl<A: LuaProgram, C: Connection> Call<'_, A, C> {
         given_each: &[Argument<'_>],
     ) -> Result<DriverAnswer> {
         let texts = self.texts()?;
-        let mut words = self.arguments(operation, given_each);
+        let layout = texts.layout(&self.twins).ok_or_else(|| {
+            RedisError::Config(
+                "a request has more limits or keys than a script can tell apart".into(),
+            )
+        })?;
+        let mut words = self.arguments(operation, &layout, given_each);
         let answer = self
             .inner
             .eval(&self.keys[0], &texts.driver, &mut words, TryAgain::Wait, self.deadline)
@@ -129,27 +134,23 @@ impl<A: LuaProgram, C: Connection> Call<'_, A, C> {
     fn arguments<'w>(
         &'w self,
         operation: &'w str,
+        layout: &'w [u8],
         given_each: &[Argument<'w>],
     ) -> Vec<Argument<'w>> {
         let mut words = evalsha(self.keys.iter().map(String::as_str), self.twins.len());
         push_time(&mut words, self.batch.time());
         words.extend([
             Argument::Text(operation),
+            Argument::Bytes(layout),
             Argument::Bytes(self.metadata()),
-            Argument::Text(&self.group),
         ]);
+        let has_id = self.twins.iter().any(|check| check.reservation != 0);
+        words.extend(has_id.then_some(Argument::Text(&self.group)));
         for (place, check) in self.twins.iter().enumerate() {
-            let Twin { program, parameters, capacity, unit, attempts, .. } = &check.twin;
-            words.extend([
-                Argument::Text(program.name),
-                Argument::Number(check.key as u64),
-                Argument::Text(&check.field),
-                Argument::Number(self.check(check).cost),
-                Argument::Number(if *attempts { *capacity } else { 0 }),
-                Argument::Number(check.reservation as u64),
-                Argument::Number(check.life_us),
-                given_each.get(place).copied().unwrap_or(Argument::Text("")),
-            ]);
+            let Twin { program, parameters, capacity, unit, .. } = &check.twin;
+            words.extend([Argument::Text(&check.field), Argument::Number(self.check(check).cost)]);
+            words.extend(has_id.then_some(Argument::Number(check.life_us)));
+            words.extend(given_each.get(place));
             let units = program.is_of_numbers().then_some([capacity * unit, *unit]);
             words.extend(units.map(|[capacity, _]| Argument::Number(capacity)));
             words.extend(parameters.iter().map(|number| Argument::Number(*number)));
