@@ -67,7 +67,7 @@ impl<F: Fn(&CallerKey) -> bool + Sync> MeasuredLimiter for ByFunction<F> {
 
 /// Limits of these algorithms, three at most, all of which apply to every key.
 pub(crate) fn limits<A: Algorithm>(algorithms: impl IntoIterator<Item = A>) -> Fallible<Limits<A>> {
-    let names = ["limit", "limit-2", "limit-3"];
+    let names = ["limit", "limit-2", "limit-3", "limit-4", "limit-5"];
     let limits = names.iter().zip(algorithms).map(|(name, algorithm)| Limit::new(name, algorithm));
     Ok(Limits::new(limits.collect::<Result<Vec<_>, _>>()?)?)
 }

@@ -61,7 +61,7 @@ impl Sealed for Lua {
     const NAME: &'static str = "lua";
     const COMMANDS: &'static str = "+eval +evalsha +ping +select +time +get +set +del \
         +unlink +hget +hmget +hset +hdel +hlen +hgetall +pttl +pexpire +zadd +zrem +zrange +zcard +zcount +zremrangebyrank +rpush \
-        +rpushx +lindex +llen +lrange +lset +ltrim";
+        +lindex +llen +lrange +lset +ltrim";
     const OLDEST: u32 = 5;
     const MARK: &'static str = "";
     const SHARES_A_HASH: bool = true;

@@ -120,8 +120,9 @@ fn text_of(program: &'static Program, mark: &str, place: usize) -> String {
         "carries" => has("carry").to_string(),
         "fills" => has("fill").to_string(),
         // A lease is given back whole.
-        "settles" if has("renew") => "'all'".to_owned(),
-        "settles" => (program.is_of_numbers() && has("give") && !has("mark")).to_string(),
+        "settles" if has("renew") => "l".to_owned(),
+        "settles" if program.is_of_numbers() && has("give") && !has("mark") => "s".to_owned(),
+        "settles" => "-".to_owned(),
         "keeps_terms" => has("terms").to_string(),
         _ => section(mark),
     }

@@ -141,6 +141,9 @@ pub(super) async fn run(lab: &mut Lab) -> Fallible {
         }
     }
     in_store(lab, Lua::NAME, Situation::lease_by_id()?, &lua).await?;
+    in_store(lab, Lua::NAME, Situation::reserved("gcra, settled", 1, true)?, &lua).await?;
+    in_store(lab, Lua::NAME, Situation::reserved("5 limits", 5, false)?, &lua).await?;
+    in_store(lab, Lua::NAME, Situation::reserved("5 limits, settled", 5, true)?, &lua).await?;
     measure_merged(lab, &lua).await?;
     for (algorithm, admits) in each() {
         in_store(lab, Cas::NAME, Situation::one(algorithm, admits)?, &cas).await?;

@@ -29,8 +29,9 @@ pub(super) struct Situation {
     cost: u64,
     /// How many costs decisions take in turn, from `cost` on.
     costs: u64,
-    /// Whether each request carries an id.
+    /// Whether each request carries an id, and is settled at once.
     by_id: bool,
+    is_settled: bool,
 }
 
 /// The algorithms of the single limits.
@@ -95,7 +96,7 @@ impl Situation {
         charges: Vec<(u64, Duration)>,
     ) -> Fallible<Self> {
         let limits = peers::limits(limits)?;
-        Ok(Self { name, admits, limits, charges, cost: 1, costs: 1, by_id: false })
+        Ok(Self { name, admits, limits, charges, cost: 1, costs: 1, by_id: false, is_settled: false })
     }
 
     /// One limit by this algorithm.
@@ -141,6 +142,17 @@ impl Situation {
         Ok(Self { name: "lease by id", by_id: true, ..situation })
     }
 
+    /// So many limits of one caller. With an id, each decision reserves and settles.
+    pub(super) fn reserved(name: &'static str, limits: usize, by_id: bool) -> Fallible<Self> {
+        let algorithms = ["gcra", "fixed-window", "gcra", "gcra", "fixed-window"];
+        let charged = algorithms[..limits].iter().map(|name| charged_algorithm(name, true));
+        let limits = charged.map(|charged| Ok(charged?.0)).collect::<Fallible<Vec<_>>>()?;
+        let limits = peers::limits(limits)?;
+        let charges = vec![(1, Duration::ZERO)];
+        let (admits, cost, costs) = (true, 1, 1);
+        Ok(Self { name, admits, limits, charges, cost, costs, by_id, is_settled: by_id })
+    }
+
     /// Decisions at so many costs in turn.
     pub(super) fn with_costs(self, costs: u64) -> Self {
         Self { costs, ..self }
@@ -164,8 +176,9 @@ pub(super) struct InStore<S> {
 impl<S: Store<AnyAlgorithm>> InStore<S> {
     async fn ask(&self, caller: &CallerKey, cost: u64, age: Duration) -> Fallible<bool> {
         let mut request = self.limiter.request(caller.as_str()).cost(cost);
+        let id = ReservationId::random();
         if self.situation.by_id {
-            request = request.id(ReservationId::random());
+            request = request.id(id);
         }
         // At the store's own time, unless the charge lies in the past.
         if !age.is_zero() {
@@ -173,7 +186,11 @@ impl<S: Store<AnyAlgorithm>> InStore<S> {
             let at = Timestamp::from_us(u64::try_from(at.as_micros())?);
             request = request.at(at.ok_or("a time before all time")?);
         }
-        Ok(request.acquire().await?.allowed())
+        let allowed = request.acquire().await?.allowed();
+        if self.situation.is_settled {
+            let _ = self.limiter.request(caller.as_str()).cost(cost).id(id).settle().await?;
+        }
+        Ok(allowed)
     }
 
     /// Makes the earlier charges of the caller.

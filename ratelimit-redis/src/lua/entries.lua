@@ -67,8 +67,12 @@ if act0 and charge > 0 then
     --[[keep]]
     put0(key0, field0, text .. pack0('<I7', kept0), ttl0)
   elseif expires then
+    due0 = due0 or {}
     due0[last0] = math.max(ceil((expires - now + 20000) / 1000), 1) + (padding_ms or 0)
     -- A later charge counts for longer.
-    if act0 and act0 ~= 'give' and not padding_ms then surely0[last0] = true end
+    if act0 and act0 ~= 'give' and not padding_ms then
+      surely0 = surely0 or {}
+      surely0[last0] = true
+    end
   end
 end

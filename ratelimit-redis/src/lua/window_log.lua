@@ -4,7 +4,8 @@
 -- START METADATA", oldest first. TOTAL is what has been charged in the window up to and with it,
 -- and START when the window began, so that the newest element is all that a decision reads.
 -- METADATA is whatever the caller gave, any bytes. The Rust twin is window_log.rs in
--- ratelimit-core. README.md beside this file specifies what each section receives and what it leaves.
+-- ratelimit-core. README.md beside this file specifies what each section receives and what it
+-- leaves.
 
 --- fresh
 -- The newest element, with the total and the start of its window; whether that goes on.
