@@ -21,7 +21,7 @@ type StateKey = (String, String);
 /// expired states.
 #[derive(Debug)]
 pub struct PureStore<A: Algorithm = AnyAlgorithm> {
-    kept: Mutex<PureContents<A::State>>,
+    contents: Mutex<PureContents<A::State>>,
     clock: ManualClock,
 }
 
@@ -36,8 +36,8 @@ impl<A: Algorithm> PureStore<A> {
     /// Creates an empty store.
     #[must_use]
     pub fn new() -> Self {
-        let kept = PureContents { states: HashMap::new(), reservations: HashMap::new() };
-        Self { kept: Mutex::new(kept), clock: ManualClock::default() }
+        let contents = PureContents { states: HashMap::new(), reservations: HashMap::new() };
+        Self { contents: Mutex::new(contents), clock: ManualClock::default() }
     }
 
     /// The store's own clock.
@@ -47,7 +47,7 @@ impl<A: Algorithm> PureStore<A> {
     }
 
     fn contents(&self) -> MutexGuard<'_, PureContents<A::State>> {
-        self.kept.lock().unwrap_or_else(PoisonError::into_inner)
+        self.contents.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The state of a limit's key.
@@ -75,12 +75,13 @@ impl<A: Algorithm> PureStore<A> {
     /// # Errors
     /// The request is invalid or unsupported.
     pub fn decide(&self, batch: &Batch<'_, A>) -> Result<Verdict, Refusal> {
-        let mut kept = self.contents();
+        let mut contents = self.contents();
         let now = match batch.time() {
             Now::Store => self.clock.now(),
             Now::At(now) => now,
         };
-        let mut view = PureView { keys: keys(batch), id: batch.reservation_id(), kept: &mut kept };
+        let mut view =
+            PureView { keys: keys(batch), id: batch.reservation_id(), contents: &mut contents };
         decide(batch, now, &mut view)
     }
 
@@ -116,12 +117,12 @@ pub(crate) fn fingerprint<T: Hash>(all: &[T]) -> u64 {
 struct PureView<'a, S> {
     keys: Vec<StateKey>,
     id: Option<ReservationId>,
-    kept: &'a mut PureContents<S>,
+    contents: &'a mut PureContents<S>,
 }
 
 impl<S> States<S> for PureView<'_, S> {
     fn get(&self, position: usize) -> Option<&S> {
-        self.kept.states.get(&self.keys[position])
+        self.contents.states.get(&self.keys[position])
     }
 
     fn put(&mut self, position: usize, write: Write<S>) {
@@ -129,16 +130,16 @@ impl<S> States<S> for PureView<'_, S> {
         match write {
             Write::Keep => {}
             Write::Put { state, .. } => {
-                self.kept.states.insert(key, state);
+                self.contents.states.insert(key, state);
             }
             Write::Remove => {
-                self.kept.states.remove(&key);
+                self.contents.states.remove(&key);
             }
         }
     }
 
     fn reservation(&self, position: usize) -> Option<Reservation> {
-        self.kept.reservations.get(&(self.keys[position].clone(), self.id?)).cloned()
+        self.contents.reservations.get(&(self.keys[position].clone(), self.id?)).cloned()
     }
 
     fn fingerprint(&self) -> u64 {
@@ -147,7 +148,7 @@ impl<S> States<S> for PureView<'_, S> {
 
     fn put_reservation(&mut self, position: usize, reservation: Reservation, _expires: Timestamp) {
         if let Some(id) = self.id {
-            self.kept.reservations.insert((self.keys[position].clone(), id), reservation);
+            self.contents.reservations.insert((self.keys[position].clone(), id), reservation);
         }
     }
 }
@@ -155,8 +156,8 @@ impl<S> States<S> for PureView<'_, S> {
 /// The clone has the same states and a clock of its own.
 impl<A: Algorithm> Clone for PureStore<A> {
     fn clone(&self) -> Self {
-        let kept = Mutex::new(self.contents().clone());
-        Self { kept, clock: ManualClock::new(self.clock.now()) }
+        let contents = Mutex::new(self.contents().clone());
+        Self { contents, clock: ManualClock::new(self.clock.now()) }
     }
 }
 

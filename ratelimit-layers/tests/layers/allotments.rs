@@ -400,33 +400,6 @@ async fn of_several_limits_the_one_with_the_least_left_bounds_a_draw() {
     }
 }
 
-/// A reload to other numbers ends what was drawn under the old ones, before the store is asked
-/// under the new ones.
-#[tokio::test(start_paused = true)]
-async fn after_a_reload_the_answers_are_those_of_the_store() {
-    for words in ["fixed-window", "gcra", "token-bucket"] {
-        let clock = ManualClock::new(BEGIN);
-        let [old, new] = [64, 16].map(|rate| limit("daily", &format!("{words} {rate}/d")));
-        let store = greedy(&clock).build(Fake::new(&clock));
-        let plain = memory(&clock);
-        for (limit, cost) in [(&old, 8), (&old, 2), (&new, 6), (&new, 1)] {
-            let due = ask(&plain, limit, "alice", cost).await;
-            let said = ask(&store, limit, "alice", cost).await;
-            assert_eq!(
-                (said.allowed(), said.retry_after()),
-                (due.allowed(), due.retry_after()),
-                "{words}: {cost}"
-            );
-        }
-        assert_eq!(store.give_back().await, 0, "{words}");
-        assert_eq!(
-            store.store().remaining(&new, "alice"),
-            remaining(&plain, &new, "alice"),
-            "{words}"
-        );
-    }
-}
-
 /// A request after a pause under limits that are replaced, now and then, by others of other
 /// numbers.
 fn reloading() -> impl Strategy<Value = (u64, [usize; 2], u8, u64)> {

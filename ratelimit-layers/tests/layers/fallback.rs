@@ -168,49 +168,6 @@ async fn a_request_waits_once_however_many_limits_it_has() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn closed_limits_refuse_else_local_ones_decide() {
-    for (choice, allowed, left) in
-        [(OnOutage::Open, true, 59), (OnOutage::Closed, false, 0), (OnOutage::Local, true, 19)]
-    {
-        let limits = [burst(choice)];
-        let store = layered_store(&limits);
-        down(&store, &limits).await;
-        let verdict = ask(&store, &limits, 1).await;
-        assert_eq!((verdict.allowed(), verdict.remaining()), (allowed, left), "{choice:?}");
-        let wait = if allowed { Duration::ZERO } else { PAUSE };
-        assert_eq!((verdict.retry_after(), store.store().calls()), (Some(wait), 0));
-        assert_eq!(
-            outage_counts(&store),
-            [(choice, [u64::from(allowed), u64::from(!allowed), 0, 0])]
-        );
-    }
-
-    let tries = limit("tries", "fixed-window 30/h count attempts").on_outage(OnOutage::Local);
-    let [open, local, closed] = [OnOutage::Open, OnOutage::Local, OnOutage::Closed].map(burst);
-    let all = [tries, open, local, closed];
-    let store = layered_store(&all);
-    down(&store, &all).await;
-    let decided = |verdict: &Verdict| -> Vec<_> {
-        verdict.decisions().iter().map(|one| (one.allowed, one.remaining)).collect()
-    };
-    let refused = ask(&store, &all, 1).await;
-    // A denial charges nothing but attempts.
-    assert_eq!(decided(&refused), [(true, 9), (true, 60), (true, 20), (false, 0)]);
-    let two = &all[1..3];
-    assert_eq!(decided(&ask(&store, two, 20).await), [(true, 40), (true, 0)]);
-    let denied = ask(&store, two, 1).await;
-    assert_eq!(denied.denied_by().collect::<Vec<_>>(), [1]);
-    assert_eq!(denied.retry_after(), Some(Duration::from_secs(3)));
-    let counts = [
-        (OnOutage::Closed, [0, 1, 0, 0]),
-        (OnOutage::Local, [1, 1, 1, 0]),
-        (OnOutage::Open, [1, 0, 2, 0]),
-        (OnOutage::Local, [0, 0, 1, 0]),
-    ];
-    assert_eq!(outage_counts(&store), counts);
-}
-
-#[tokio::test(start_paused = true)]
 async fn errors_of_a_store_that_is_there_are_returned_and_do_not_open_the_breaker() {
     let limits = [burst(OnOutage::Open)];
     let store = layered_store(&limits);
@@ -382,7 +339,7 @@ async fn limits_without_a_choice_or_a_share_are_refused_by_name() {
     for (refused, count, told) in [
         (silent.clone(), Some(NODES), "on_outage"),
         (burst(OnOutage::Local), None, "nodes(n)"),
-        (small, Some(NODES), "share"),
+        (small, Some(NODES), "at_least_one"),
     ] {
         let settings = count.into_iter().fold(Fallback::builder(), FallbackBuilder::nodes);
         let built = settings.build(Fake::new(&clock), &limits(std::slice::from_ref(&refused)));
@@ -411,40 +368,5 @@ async fn a_share_is_that_of_the_limit_which_the_request_has() {
         let all = std::slice::from_ref(limit);
         down(&store, all).await;
         assert_eq!(ask_all(&store, all, &due.to_string(), 1).await.limit(), *due);
-    }
-}
-
-/// Of limits that are smaller than the number of nodes, each node admits one where that is chosen;
-/// of others, its share.
-#[tokio::test(start_paused = true)]
-async fn a_node_admits_at_least_one_where_that_is_chosen() {
-    for (words, nodes, due) in [
-        ("fixed-window 4/h", 10, Some(1)),
-        ("fixed-window 1/h", 1_000_000, Some(1)),
-        ("gcra 4/h burst 4", 7, Some(1)),
-        ("sliding-log 2/h", 3, Some(1)),
-        ("concurrency 3/h", 4, Some(1)),
-        ("bucketed-window bucket 1s rates 2/1s, 9/10s", 4, Some(1)),
-        ("fixed-window 30/h", 3, None),
-    ] {
-        let all = [limit("l", words).on_outage(OnOutage::Local)];
-        let clock = ManualClock::new(BEGIN);
-        let settings = || {
-            let nodes = std::num::NonZeroU64::new(nodes).expect("some");
-            Fallback::builder().nodes(nodes).clock(clock.clone())
-        };
-        let refused = settings().build(Fake::new(&clock), &limits(&all));
-        assert_eq!(refused.is_err(), due.is_some(), "{words}");
-        if let Err(error) = refused {
-            assert!(error.to_string().contains("at_least_one"), "{error}");
-        }
-        let store = settings().at_least_one().build(Fake::new(&clock), &limits(&all));
-        let store = store.expect("a share");
-        down(&store, &all).await;
-        let mut admitted = 0;
-        while ask(&store, &all, 1).await.allowed() {
-            admitted += 1;
-        }
-        assert_eq!(admitted, due.unwrap_or(10), "{words}");
     }
 }

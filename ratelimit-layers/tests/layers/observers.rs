@@ -78,26 +78,6 @@ fn only_denials_are_counted_and_only_for_the_limit_that_denied() {
     assert_eq!((&*top[0].limit, &*top[0].key, top[0].count, top[0].over), ("strict", "bob", 3, 0));
     store.forget();
     assert!(store.top(10).is_empty());
-
-    // Of two limits that count by one key each has its own denials.
-    let two = [limit("few", "fixed-window 2/h"), limit("much", "gcra 5/h burst 5")];
-    for (limit, times) in two.iter().zip([4, 8]) {
-        for _ in 0..times {
-            let _denied = is_denied(&store, limit, "bob");
-        }
-    }
-    let top = store.top(10);
-    let told: Vec<_> = top.iter().map(|denied| (&*denied.limit, denied.count)).collect();
-    assert_eq!(told, [("much", 3), ("few", 2)]);
-
-    // What only a shadow limit would have denied was allowed.
-    let both = [limit("shadow", "fixed-window 1/h").shadow(), limit("live", "fixed-window 3/h")];
-    let limiter = RateLimiter::new(limits(&both), counting(100));
-    for nth in 0..5 {
-        assert_eq!(limiter.check_now("bob").expect("decides").allowed(), nth < 3);
-    }
-    let top = limiter.store().top(10);
-    assert_eq!((top.len(), &*top[0].limit, top[0].count), (1, "live", 2));
 }
 
 #[test]

@@ -36,23 +36,6 @@ async fn recover(store: &Layered, limits: &[Limit<AnyAlgorithm>]) -> (usize, u64
 }
 
 #[tokio::test(start_paused = true)]
-async fn it_is_charged_or_forgotten_by_choice() {
-    for (choice, left) in [(OnRecovery::Charge, [48, 57]), (OnRecovery::Forget, [60, 60])] {
-        let limits = [burst(OnOutage::Local)];
-        let (store, _) = layered_with(&limits, |settings| settings.on_recovery(choice));
-        down(&store, &limits).await;
-        for _ in 0..4 {
-            assert!(ask(&store, &limits, 3).await.allowed());
-        }
-        assert!(ask_all(&store, &limits, "bob", 3).await.allowed());
-        assert!(!ask_all(&store, &limits, "bob", 18).await.allowed());
-        up(&store, &limits).await;
-        assert_eq!(recover(&store, &limits).await, (0, 0, left[0]), "{choice:?}");
-        assert_eq!(store.store().remaining(&limits[0], "bob"), left[1], "{choice:?}");
-    }
-}
-
-#[tokio::test(start_paused = true)]
 async fn what_still_counts_is_charged_without_refunds_and_ids_and_of_so_many_keys() {
     let (store, clock, limits) = charging();
     down(&store, &limits).await;

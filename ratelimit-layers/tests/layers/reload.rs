@@ -33,21 +33,6 @@ fn capacity(reload: &Reload<Memory>) -> u64 {
     reload.limiter().peek_now("nobody", 0).expect("decides").limit()
 }
 
-#[test]
-fn a_limit_that_keeps_its_name_keeps_its_states() {
-    let reload = reload(&policy(&[("burst", 20)]));
-    assert_eq!(reload.limiter().check_n_now("alice", 18).expect("decides").remaining(), 2);
-
-    let changes = reload.read(&policy(&[("burst", 30)])).expect("a policy");
-    assert_eq!(changes.to_string(), "changed burst");
-    assert_eq!(reload.limiter().peek_now("alice", 0).expect("decides").remaining(), 12);
-
-    // Another name begins anew.
-    let changes = reload.read(&policy(&[("other", 5)])).expect("a policy");
-    assert_eq!(changes.to_string(), "added other; removed burst");
-    assert!(reload.limiter().check_now("alice").expect("decides").allowed());
-}
-
 /// Whether a caller may be without a limit is a choice of the service, and no part of the policy.
 #[test]
 fn what_a_limiter_admits_without_a_limit_outlives_a_replacement_and_holds_in_each_part() {
@@ -114,7 +99,7 @@ struct Watched {
     folder: tempfile::TempDir,
     path: PathBuf,
     reload: Reload<Memory>,
-    told: Arc<Mutex<Vec<String>>>,
+    reports: Arc<Mutex<Vec<String>>>,
     _watch: ratelimit_layers::Watch,
 }
 
@@ -131,15 +116,15 @@ async fn watch_file(document: &str) -> Watched {
     let path = folder.path().join("policy.toml");
     fs::write(&path, document).expect("writes");
     let reload = reload(document);
-    let told: Arc<Mutex<Vec<String>>> = Arc::default();
-    let heard = Arc::clone(&told);
+    let reports: Arc<Mutex<Vec<String>>> = Arc::default();
+    let heard = Arc::clone(&reports);
     let watch = reload.watch(&path, EVERY, move |said| {
         let said = in_words(said);
         heard.lock().expect("no panic").push(said.clone());
         assert!(!said.contains("loud"), "as the test wants it");
     });
     tokio::time::sleep(EVERY / 2).await;
-    Watched { folder, path, reload, told, _watch: watch }
+    Watched { folder, path, reload, reports, _watch: watch }
 }
 
 impl Watched {
@@ -149,7 +134,7 @@ impl Watched {
     }
 
     fn take_reports(&self) -> Vec<String> {
-        std::mem::take(&mut self.told.lock().expect("no panic"))
+        std::mem::take(&mut self.reports.lock().expect("no panic"))
     }
 }
 

@@ -111,7 +111,7 @@ fn differ_in_numbers<A: Algorithm>(one: &A, other: &A) -> bool {
 /// used of them, always the first part, had been charged alone.
 struct Settling<'a, A: Algorithm> {
     limit: &'a A,
-    kept: Option<A::State>,
+    state: Option<A::State>,
     of_used: Option<A::State>,
     open: Vec<OpenReservation>,
 }
@@ -128,22 +128,23 @@ impl<A: Algorithm> Settling<'_, A> {
 
     /// Charges a cost that fits, of which a part is used.
     fn charge(&mut self, now: Timestamp, cost: u64, used: u64) -> LawResult {
-        let (kept, of_used) = (self.kept.as_ref(), self.of_used.as_ref());
-        let (step, due) = (self.limit.step(kept, now, cost), self.limit.step(of_used, now, used));
+        let (state, of_used) = (self.state.as_ref(), self.of_used.as_ref());
+        let (step, due) = (self.limit.step(state, now, cost), self.limit.step(of_used, now, used));
         ensure(step.decision.allowed && due.decision.allowed, || {
             format!(
                 "{cost} fit at {now}, but not the {used} of it that are used: {:?}",
                 due.decision
             )
         })?;
-        let (kept, of_used) = (step.write.after(kept).cloned(), due.write.after(of_used).cloned());
-        (self.kept, self.of_used) = (kept, of_used);
+        let (state, of_used) =
+            (step.write.after(state).cloned(), due.write.after(of_used).cloned());
+        (self.state, self.of_used) = (state, of_used);
         Ok(())
     }
 
     /// Reserves a cost that fits.
     fn reserve(&mut self, now: Timestamp, cost: u64, used: u64) -> LawResult {
-        let record = self.limit.record(self.kept.as_ref(), now, cost, None);
+        let record = self.limit.record(self.state.as_ref(), now, cost, None);
         self.charge(now, cost, used)?;
         self.open.push(OpenReservation { reservation: Reservation { cost, ..record }, used });
         Ok(())
@@ -154,11 +155,11 @@ impl<A: Algorithm> Settling<'_, A> {
         let OpenReservation { reservation, used: before } = &self.open[place];
         let used = if *before == reservation.cost { used } else { 0 };
         let (cost, reserved, before) = (reservation.cost + more, reservation.cost, *before);
-        let left = self.remaining(self.kept.as_ref(), now);
-        let record = self.limit.record(self.kept.as_ref(), now, more, Some(reservation));
+        let left = self.remaining(self.state.as_ref(), now);
+        let record = self.limit.record(self.state.as_ref(), now, more, Some(reservation));
         self.charge(now, more, used)?;
         let reservation = Reservation { cost, ..record };
-        let back = self.limit.settle(self.kept.as_ref(), now, &reservation, reserved);
+        let back = self.limit.settle(self.state.as_ref(), now, &reservation, reserved);
         let back = back.map_or(0, |step| step.decision.remaining);
         ensure(back == left, || {
             format!(
@@ -172,9 +173,9 @@ impl<A: Algorithm> Settling<'_, A> {
 
     fn settle(&mut self, now: Timestamp, place: usize) {
         let OpenReservation { reservation, used } = self.open.swap_remove(place);
-        let step = self.limit.settle(self.kept.as_ref(), now, &reservation, used);
+        let step = self.limit.settle(self.state.as_ref(), now, &reservation, used);
         if let Some(step) = step {
-            self.kept = step.write.after(self.kept.as_ref()).cloned();
+            self.state = step.write.after(self.state.as_ref()).cloned();
         }
     }
 }
@@ -195,8 +196,8 @@ pub(crate) fn settlements_create_nothing<H: AlgorithmHarness>(
     let changed = differ_in_numbers(algorithm, other).then_some(other);
     let capacity = algorithm.capacity().max(changed.map_or(0, Algorithm::capacity));
     let tick_us = if capacity < LARGE { 0 } else { 1_000_000 };
-    let (kept, of_used, open) = (None, None, Vec::new());
-    let mut settling = Settling { limit: algorithm, kept, of_used, open };
+    let (state, of_used, open) = (None, None, Vec::new());
+    let mut settling = Settling { limit: algorithm, state, of_used, open };
     let (all, mut nth) = (walk.steps_left(), 0);
     while let Some(WalkStep { op, cost, .. }) = walk.next() {
         if walk.steps_left() * 2 < all {
@@ -204,7 +205,7 @@ pub(crate) fn settlements_create_nothing<H: AlgorithmHarness>(
         }
         nth += 1;
         let (now, open) = (walk.latest, settling.open.len());
-        let cost = cost.min(settling.remaining(settling.kept.as_ref(), now));
+        let cost = cost.min(settling.remaining(settling.state.as_ref(), now));
         let used = [cost, cost / 2, 0, 0][nth % 4];
         match op {
             Op::Refund if open > 0 => settling.settle(now, nth % open),
@@ -217,7 +218,7 @@ pub(crate) fn settlements_create_nothing<H: AlgorithmHarness>(
         for us in [0, 1, walk.scale.unit_us, walk.scale.full_us / 2] {
             let Some(at) = later(now, us) else { continue };
             let Some(then) = later(at, tick_us) else { continue };
-            let left = settling.remaining(settling.kept.as_ref(), at);
+            let left = settling.remaining(settling.state.as_ref(), at);
             let most = settling.remaining(settling.of_used.as_ref(), then);
             ensure(left <= most, || {
                 format!(

@@ -62,7 +62,7 @@ fn put<P: Ord, T>(all: &mut Vec<(P, T)>, limit_key: P, thing: T) {
 /// The states as one request sees them.
 struct EventView<'e, S> {
     event: &'e Event,
-    kept: StoreStates<S>,
+    known: StoreStates<S>,
 }
 
 impl<S> EventView<'_, S> {
@@ -74,23 +74,23 @@ impl<S> EventView<'_, S> {
 
 impl<S> States<S> for EventView<'_, S> {
     fn get(&self, position: usize) -> Option<&S> {
-        let found = get(&self.kept.states, &self.limit_key(position)).ok()?;
-        Some(&self.kept.states[found].1)
+        let found = get(&self.known.states, &self.limit_key(position)).ok()?;
+        Some(&self.known.states[found].1)
     }
 
     fn put(&mut self, position: usize, write: Write<S>) {
         let limit_key = self.limit_key(position);
         match write {
             Write::Keep => {}
-            Write::Put { state, .. } => put(&mut self.kept.states, limit_key, state),
-            Write::Remove => self.kept.states.retain(|(other, _)| *other != limit_key),
+            Write::Put { state, .. } => put(&mut self.known.states, limit_key, state),
+            Write::Remove => self.known.states.retain(|(other, _)| *other != limit_key),
         }
     }
 
     fn reservation(&self, position: usize) -> Option<Reservation> {
         let limit_key = (self.limit_key(position), self.event.id?);
-        let found = get(&self.kept.reservations, &limit_key).ok()?;
-        Some(self.kept.reservations[found].1.clone())
+        let found = get(&self.known.reservations, &limit_key).ok()?;
+        Some(self.known.reservations[found].1.clone())
     }
 
     fn fingerprint(&self) -> u64 {
@@ -102,7 +102,7 @@ impl<S> States<S> for EventView<'_, S> {
     fn put_reservation(&mut self, position: usize, reservation: Reservation, _expires: Timestamp) {
         if let Some(id) = self.event.id {
             let limit_key = self.limit_key(position);
-            put(&mut self.kept.reservations, (limit_key, id), reservation);
+            put(&mut self.known.reservations, (limit_key, id), reservation);
         }
     }
 }
@@ -122,10 +122,10 @@ struct Search<'h, A: Algorithm> {
 impl<A: Algorithm<State: PartialEq>> Search<'_, A> {
     /// Whether the remaining requests can be ordered. `None` if the search has exceeded its step
     /// limit.
-    fn explain(&mut self, mut come: u128, kept: StoreStates<A::State>) -> Option<bool> {
+    fn explain(&mut self, mut come: u128, known: StoreStates<A::State>) -> Option<bool> {
         // A request that can never change anything may come first if its answer fits now: the
         // others still find the same states.
-        while let Some(position) = self.changing_nothing(come, &kept) {
+        while let Some(position) = self.changing_nothing(come, &known) {
             come |= 1 << position;
         }
         if come.count_ones() > self.longest.count_ones() {
@@ -134,14 +134,14 @@ impl<A: Algorithm<State: PartialEq>> Search<'_, A> {
         if come.count_ones() as usize == self.events.len() {
             return Some(true);
         }
-        let configuration = (come, self.hash(&kept));
-        if self.tried.get(&configuration).is_some_and(|tried| tried.contains(&kept)) {
+        let configuration = (come, self.hash(&known));
+        if self.tried.get(&configuration).is_some_and(|tried| tried.contains(&known)) {
             return Some(false);
         }
         self.left = self.left.checked_sub(1)?;
         for position in self.next(come) {
             // Different times may lead to the same states.
-            let mut outcomes: Vec<_> = self.outcomes(self.events[position], &kept).collect();
+            let mut outcomes: Vec<_> = self.outcomes(self.events[position], &known).collect();
             outcomes.dedup();
             for after in outcomes {
                 if self.explain(come | (1 << position), after)? {
@@ -149,14 +149,14 @@ impl<A: Algorithm<State: PartialEq>> Search<'_, A> {
                 }
             }
         }
-        self.tried.entry(configuration).or_default().push(kept);
+        self.tried.entry(configuration).or_default().push(known);
         Some(false)
     }
 
     /// A hash of what states decide at the ends of the run. A state need not be `Hash`.
-    fn hash(&self, kept: &StoreStates<A::State>) -> u64 {
+    fn hash(&self, known: &StoreStates<A::State>) -> u64 {
         let mut hasher = DefaultHasher::new();
-        for ((limit, key), state) in &kept.states {
+        for ((limit, key), state) in &known.states {
             for at in self.times.first().into_iter().chain(self.times.last()) {
                 let decision = self.limits[*limit].algorithm().step(Some(state), *at, 0).decision;
                 (key, decision.remaining, decision.reset_after_us).hash(&mut hasher);
@@ -178,10 +178,10 @@ impl<A: Algorithm<State: PartialEq>> Search<'_, A> {
         next
     }
 
-    fn changing_nothing(&self, come: u128, kept: &StoreStates<A::State>) -> Option<usize> {
+    fn changing_nothing(&self, come: u128, known: &StoreStates<A::State>) -> Option<usize> {
         let fits = |position: &usize| {
             let event = self.events[*position];
-            !self.may_write(event) && self.outcomes(event, kept).next().is_some()
+            !self.may_write(event) && self.outcomes(event, known).next().is_some()
         };
         self.next(come).into_iter().find(fits)
     }
@@ -203,18 +203,18 @@ impl<A: Algorithm<State: PartialEq>> Search<'_, A> {
     fn outcomes(
         &self,
         event: &Event,
-        kept: &StoreStates<A::State>,
+        known: &StoreStates<A::State>,
     ) -> impl Iterator<Item = StoreStates<A::State>> {
         let unknown = event.is_indeterminate();
         let [from, to] = event.clock;
         let begin = self.times.partition_point(|time| *time < from);
         let times = self.times[begin..].iter().take_while(move |time| **time <= to);
         let decided = times.filter_map(move |now| {
-            let mut view = EventView { event, kept: kept.clone() };
+            let mut view = EventView { event, known: known.clone() };
             let answer = self.decide_event(&mut view, *now);
-            (unknown || answer == event.answer).then_some(view.kept)
+            (unknown || answer == event.answer).then_some(view.known)
         });
-        unknown.then(|| kept.clone()).into_iter().chain(decided)
+        unknown.then(|| known.clone()).into_iter().chain(decided)
     }
 
     fn decide_event(

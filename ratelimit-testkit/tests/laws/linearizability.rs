@@ -39,7 +39,7 @@ enum Flaw {
 #[derive(Default)]
 struct Mapped {
     flaw: Option<Flaw>,
-    kept: Mutex<PureStore<Gcra>>,
+    store: Mutex<PureStore<Gcra>>,
     answers: Mutex<HashMap<String, Verdict>>,
     calls: AtomicUsize,
     clock: ManualClock,
@@ -58,18 +58,18 @@ impl SyncStore<Gcra> for Mapped {
         {
             return Ok(answer.clone());
         }
-        let mut kept = self.kept.lock().expect("no thread panicked");
+        let mut store = self.store.lock().expect("no thread panicked");
         let call = self.calls.fetch_add(usize::from(!peeks), Ordering::Relaxed) + 1;
         let hundredth = !peeks && call.is_multiple_of(100);
-        let before = kept.clone();
-        let verdict = kept.decide(&batch)?;
+        let before = store.clone();
+        let verdict = store.decide(&batch)?;
         match self.flaw {
-            Some(Flaw::LosesOneInAHundred) if hundredth => *kept = before,
+            Some(Flaw::LosesOneInAHundred) if hundredth => *store = before,
             Some(Flaw::ChargesTheFirst) if keys.len() > 1 => {
-                *kept = before;
+                *store = before;
                 let first = Batch::one(&batch.checks()[0]).op(batch.operation());
                 if verdict.allowed() {
-                    let _ = kept.decide(&first.now(Now::At(now)));
+                    let _ = store.decide(&first.now(Now::At(now)));
                 }
             }
             _ => {}

@@ -136,7 +136,7 @@ struct Entry {
 
 /// What a store keeps.
 #[derive(Default)]
-struct Kept {
+struct Contents {
     entries: HashMap<Key, Entry>,
     /// The states that denied, and until when they are believed.
     denied: HashMap<Key, (Option<AnyState>, Timestamp)>,
@@ -155,7 +155,7 @@ pub(crate) struct WrongStore {
     latest_us: AtomicU64,
     /// The number of requests at the store's own time.
     calls: AtomicU64,
-    kept: Mutex<Kept>,
+    contents: Mutex<Contents>,
 }
 
 /// The same limit with one unit more, in the words of its policy: of a bucket's burst, or of a
@@ -186,8 +186,8 @@ impl WrongStore {
         self.flaw == Some(flaw)
     }
 
-    fn contents(&self) -> MutexGuard<'_, Kept> {
-        self.kept.lock().unwrap_or_else(PoisonError::into_inner)
+    fn contents(&self) -> MutexGuard<'_, Contents> {
+        self.contents.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn cannot(&self, capability: Capability) -> bool {
@@ -262,12 +262,12 @@ impl WrongStore {
         batch: &Batch<'_, AnyAlgorithm>,
         read: Option<Vec<Option<AnyState>>>,
     ) -> Result<Verdict, Refusal> {
-        let mut kept = self.contents();
+        let mut contents = self.contents();
         // Behind the lock.
         let mut now = self.time(batch);
         let keys = self.keys(batch);
         if self.is(Flaw::OutlivesItsWindow) {
-            let ends = keys.iter().filter_map(|key| Some(kept.entries.get(key)?.expires));
+            let ends = keys.iter().filter_map(|key| Some(contents.entries.get(key)?.expires));
             let outlived =
                 |end: &Timestamp| *end <= now && now <= end.saturating_add_us(OUTLIVES_US);
             let before =
@@ -277,7 +277,7 @@ impl WrongStore {
         let limits: Vec<_> = keys
             .iter()
             .zip(batch.checks())
-            .map(|(key, check)| self.limit(&kept, key, check))
+            .map(|(key, check)| self.limit(&contents, key, check))
             .collect();
         let checks = batch.checks().iter().zip(&limits);
         let cost = |check: &Check<'_, AnyAlgorithm>| match self.flaw {
@@ -290,27 +290,33 @@ impl WrongStore {
         if self.cannot(Capability::Metadata) {
             believed = believed.metadata(&[]);
         }
-        let mut states = read.unwrap_or_else(|| self.read(&kept, &keys, now));
+        let mut states = read.unwrap_or_else(|| self.read(&contents, &keys, now));
         let is_kept = (batch.operation(), batch.time()) == (Op::Acquire, Now::Store);
         if let Some(Flaw::KeepsDenials(ignored)) = self.flaw {
             for (key, state) in keys.iter().zip(&mut states) {
-                match kept.denied.get(key) {
+                match contents.denied.get(key) {
                     Some((denied, until)) if is_kept && now < *until => state.clone_from(denied),
                     Some(_) if ![ignored, Op::Acquire, Op::Peek].contains(&batch.operation()) => {
-                        _ = kept.denied.remove(key);
+                        _ = contents.denied.remove(key);
                     }
                     _ => {}
                 }
             }
         }
         let first = states.first().cloned().flatten();
-        let mut view =
-            View { store: self, kept: &mut kept, keys: &keys, batch: &believed, now, states };
+        let mut view = View {
+            store: self,
+            contents: &mut contents,
+            keys: &keys,
+            batch: &believed,
+            now,
+            states,
+        };
         let verdict = decide(&believed, now, &mut view)?;
         if let ([key], Some(wait_us), true) = (&keys[..], verdict.summary().retry_after_us, is_kept)
             && !verdict.allowed()
         {
-            kept.denied.insert(key.clone(), (first, now.saturating_add_us(wait_us)));
+            contents.denied.insert(key.clone(), (first, now.saturating_add_us(wait_us)));
         }
         if self.is(Flaw::ChargesTheSiblings)
             && !verdict.allowed()
@@ -318,10 +324,10 @@ impl WrongStore {
         {
             for (key, check) in keys.iter().zip(&checks) {
                 let algorithm = check.limit.algorithm();
-                let state = kept.entries.get(key).map(|entry| entry.state.clone());
+                let state = contents.entries.get(key).map(|entry| entry.state.clone());
                 let step = check.limit.step(state.as_ref(), now, check.cost);
                 if step.decision.allowed {
-                    self.write(&mut kept, key, algorithm, (now, batch.time()), step.write);
+                    self.write(&mut contents, key, algorithm, (now, batch.time()), step.write);
                 }
             }
         }
@@ -331,7 +337,7 @@ impl WrongStore {
     /// The limit that the store believes is asked for.
     fn limit(
         &self,
-        kept: &Kept,
+        contents: &Contents,
         key: &Key,
         check: &Check<'_, AnyAlgorithm>,
     ) -> Limit<AnyAlgorithm> {
@@ -339,7 +345,7 @@ impl WrongStore {
         let believed = match self.flaw {
             Some(Flaw::OffByOne) => one_more(algorithm),
             Some(Flaw::KeepsTheOldLimit) => {
-                kept.entries.get(key).map_or(*algorithm, |entry| entry.algorithm)
+                contents.entries.get(key).map_or(*algorithm, |entry| entry.algorithm)
             }
             _ => *algorithm,
         };
@@ -350,7 +356,7 @@ impl WrongStore {
     }
 
     /// The states of these keys in the store's belief.
-    fn read(&self, kept: &Kept, keys: &[Key], now: Timestamp) -> Vec<Option<AnyState>> {
+    fn read(&self, contents: &Contents, keys: &[Key], now: Timestamp) -> Vec<Option<AnyState>> {
         let minted = |entry: &Entry| self.is(Flaw::MintsWhenTimeGoesBack) && now < entry.written;
         let forgotten = |entry: &Entry| match (&entry.state, &entry.algorithm) {
             (AnyState::FixedWindow(window), AnyAlgorithm::FixedWindow(of)) => {
@@ -359,18 +365,19 @@ impl WrongStore {
             }
             _ => false,
         };
-        let read = |key| kept.entries.get(key).filter(|e| !minted(e) && !forgotten(e));
+        let read = |key| contents.entries.get(key).filter(|e| !minted(e) && !forgotten(e));
         keys.iter().map(|key| read(key).map(|entry| entry.state.clone())).collect()
     }
 
     /// The reservation under a batch's id in the store's belief.
     fn reservation(
         &self,
-        kept: &Kept,
+        contents: &Contents,
         key: &Key,
         batch: &Batch<'_, AnyAlgorithm>,
     ) -> Option<Reservation> {
-        let (reservation, _) = kept.reservations.get(&(key.clone(), batch.reservation_id()?))?;
+        let (reservation, _) =
+            contents.reservations.get(&(key.clone(), batch.reservation_id()?))?;
         let mut reservation = reservation.clone();
         match (self.flaw, batch.operation()) {
             (Some(Flaw::ChargesAgain), Op::Acquire) => return None,
@@ -379,7 +386,8 @@ impl WrongStore {
                 reservation.counts = reservation.cost;
             }
             (Some(Flaw::ReleasesAnyLease), Op::Settle) => {
-                if let Some(AnyState::Concurrency(of)) = kept.entries.get(key).map(|e| &e.state) {
+                if let Some(AnyState::Concurrency(of)) = contents.entries.get(key).map(|e| &e.state)
+                {
                     let last = of.entries.last().map(|lease| lease.timestamp);
                     reservation.timestamp = last.unwrap_or(reservation.timestamp);
                     reservation.since = self.time(batch);
@@ -392,7 +400,7 @@ impl WrongStore {
 
     fn write(
         &self,
-        kept: &mut Kept,
+        contents: &mut Contents,
         key: &Key,
         algorithm: &AnyAlgorithm,
         (written, now): (Timestamp, Now),
@@ -401,7 +409,7 @@ impl WrongStore {
         match write {
             Write::Keep => {}
             Write::Remove => {
-                kept.entries.remove(key);
+                contents.entries.remove(key);
             }
             Write::Put { mut state, mut expires } => {
                 if let (
@@ -416,7 +424,7 @@ impl WrongStore {
                 let sweep_at = self.sweep_at(now, written, expires);
                 let sweep_at = (!self.is(Flaw::LosesTheTtl)).then_some(sweep_at);
                 let entry = Entry { state, algorithm: *algorithm, written, expires, sweep_at };
-                kept.entries.insert(key.clone(), entry);
+                contents.entries.insert(key.clone(), entry);
             }
         }
     }
@@ -472,7 +480,7 @@ impl Store<AnyAlgorithm> for WrongStore {
 /// What was read for a batch, and where its writes go.
 struct View<'v> {
     store: &'v WrongStore,
-    kept: &'v mut Kept,
+    contents: &'v mut Contents,
     keys: &'v [Key],
     batch: &'v Batch<'v, AnyAlgorithm>,
     now: Timestamp,
@@ -489,11 +497,11 @@ impl States<AnyState> for View<'_> {
         let write = if lost { Write::Keep } else { write };
         let algorithm = self.batch.checks()[position].limit.algorithm();
         let at = (self.now, self.batch.time());
-        self.store.write(self.kept, &self.keys[position], algorithm, at, write);
+        self.store.write(self.contents, &self.keys[position], algorithm, at, write);
     }
 
     fn reservation(&self, position: usize) -> Option<Reservation> {
-        self.store.reservation(self.kept, &self.keys[position], self.batch)
+        self.store.reservation(self.contents, &self.keys[position], self.batch)
     }
 
     fn fingerprint(&self) -> u64 {
@@ -507,7 +515,9 @@ impl States<AnyState> for View<'_> {
         if self.store.is(Flaw::ForgetsRenewals) && self.batch.operation() == Op::Renew {
             return;
         }
-        self.kept.reservations.insert((self.keys[position].clone(), id), (reservation, sweep_at));
+        self.contents
+            .reservations
+            .insert((self.keys[position].clone(), id), (reservation, sweep_at));
     }
 }
 
@@ -557,9 +567,9 @@ impl<const CLAIMED: usize> Harness for WrongHarness<CLAIMED> {
             Some(clock) => Box::new(clock.clone()),
             None => Box::new(SystemClock::new()),
         };
-        let (flaw, began, kept) = (self.flaw, clock.now(), Mutex::default());
+        let (flaw, began, contents) = (self.flaw, clock.now(), Mutex::default());
         let (latest_us, calls) = (AtomicU64::new(0), AtomicU64::new(0));
-        WrongStore { flaw, clock, manual, began, latest_us, calls, kept }
+        WrongStore { flaw, clock, manual, began, latest_us, calls, contents }
     }
 
     fn clock(&self, store: &WrongStore) -> StoreClock {
@@ -578,10 +588,11 @@ impl<const CLAIMED: usize> Harness for WrongHarness<CLAIMED> {
     }
 
     async fn leaks(&self, store: &WrongStore, within: Duration) -> Vec<String> {
-        let (by, kept) = (store.clock.now() + within, store.contents());
-        let states = kept.entries.iter().map(|(key, entry)| (format!("{key:?}"), entry.sweep_at));
+        let (by, contents) = (store.clock.now() + within, store.contents());
+        let states =
+            contents.entries.iter().map(|(key, entry)| (format!("{key:?}"), entry.sweep_at));
         let reserved =
-            kept.reservations.iter().map(|(key, (_, at))| (format!("{key:?}"), Some(*at)));
+            contents.reservations.iter().map(|(key, (_, at))| (format!("{key:?}"), Some(*at)));
         let all = states.chain(reserved);
         all.filter(|(_, at)| at.is_none_or(|at| at > by))
             .map(|(key, at)| format!("{key} until {at:?}"))

@@ -9,5 +9,8 @@ mod layer;
 mod neighbours;
 mod readiness;
 mod reloading;
+#[cfg(unix)]
+mod replicas;
 mod reservations;
 mod shown;
+mod unheard;

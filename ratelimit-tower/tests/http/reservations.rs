@@ -1,5 +1,5 @@
-//! Costs that are known after the response: reserved, settled by status, bytes or the handler's
-//! word, however the request ends.
+//! Costs that are known after the response: renewed, extended, shared by layers. What each response
+//! costs, however it ends, the oracle says.
 
 use std::convert::Infallible;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -9,16 +9,12 @@ use std::time::Duration;
 use axum::body::Body;
 use axum::extract::Extension;
 use axum::{Router, routing::get};
-use futures_util::StreamExt;
 use futures_util::stream;
-use http::{Extensions, Request, Response, StatusCode};
+use http::{Extensions, Request, Response};
 use http_body_util::BodyExt;
 use ratelimit_core::store::Op;
 use ratelimit_core::{AnyAlgorithm, ErrorKind, LimitCosts, ManualClock, RateLimiter};
-use ratelimit_tower::{
-    BusyWait, Charge, Choice, Fields, Held, Hold, Meter, ProblemJson, RateLimitLayer, Reserving,
-    XRateLimit,
-};
+use ratelimit_tower::{Charge, Choice, Held, Hold, Meter, ProblemJson, RateLimitLayer, Reserving};
 use tower::util::BoxCloneSyncService;
 use tower::{Layer, ServiceExt, service_fn};
 
@@ -48,194 +44,20 @@ impl Budget {
     }
 }
 
-/// What a body of two chunks and seven bytes does then.
-#[derive(Clone, Copy)]
-enum Then {
-    Ends,
-    Fails,
-    Hangs,
-}
-
 type Answers = BoxCloneSyncService<Request<Body>, Response<Body>, Infallible>;
 
-/// A service that answers with this status, after the handler has seen the extensions.
-fn handles(
-    status: u16,
-    then: Then,
-    handler: impl Fn(&Extensions) + Clone + Send + Sync + 'static,
-) -> Answers {
+/// A service that answers with this status and seven bytes, after the handler has seen the
+/// extensions.
+fn handles(status: u16, handler: impl Fn(&Extensions) + Clone + Send + Sync + 'static) -> Answers {
     BoxCloneSyncService::new(service_fn(move |request: Request<Body>| {
         handler(request.extensions());
-        let end = match then {
-            Then::Ends => stream::empty().boxed(),
-            Then::Fails => stream::iter([Err("the body failed")]).boxed(),
-            Then::Hangs => stream::pending().boxed(),
-        };
-        let chunks = stream::iter([Ok("abc"), Ok("four")]).chain(end);
-        let response = Response::builder().status(status).body(Body::from_stream(chunks));
+        let response = Response::builder().status(status).body(Body::from("seven b"));
         async { Ok(response.unwrap()) }
     }))
 }
 
-fn answers(status: u16, then: Then) -> Answers {
-    handles(status, then, |_| {})
-}
-
-/// Sets the cost of a request, as its handler does.
-fn meters(cost: u64) -> Answers {
-    handles(200, Then::Ends, move |extensions| extensions.get::<Meter>().unwrap().set(cost))
-}
-
-fn free() -> impl Fn(StatusCode) -> bool + Send + Sync + 'static {
-    |status| status == 304 || status.is_server_error()
-}
-
-#[tokio::test]
-async fn a_response_costs_what_its_status_or_its_bytes_say() {
-    let by_status = || Charge::by_status(|status| if status.is_success() { 3 } else { 1 });
-    for (charge, status, cost) in [
-        (Charge::estimate(), 200, 10),
-        (Charge::estimate(), 500, 10),
-        (Charge::estimate().free(free()), 500, 0),
-        (Charge::estimate().free(free()), 304, 0),
-        (Charge::estimate().free(free()), 404, 10),
-        (by_status(), 200, 3),
-        (by_status(), 404, 1),
-        (by_status().free(free()), 304, 0),
-        (Charge::body_bytes(), 200, 7),
-        (Charge::body_bytes().free(free()), 500, 0),
-    ] {
-        let (budget, shown) = (Budget::new(), format!("{charge:?} {status}"));
-        let answer =
-            send(&budget.layer(charge).layer(answers(status, Then::Ends)), request("/")).await;
-        assert_eq!(answer.field("ratelimit"), r#""budget";r=90;t=1"#);
-        assert_eq!(budget.read_charged().await, cost, "{shown}");
-    }
-}
-
-#[tokio::test]
-async fn the_estimate_is_charged_until_the_body_has_ended_and_bytes_until_the_client_goes_away() {
-    let budget = Budget::new();
-    let service = budget.layer(Charge::by_status(|_| 1)).layer(answers(200, Then::Ends));
-    let mut body = service.oneshot(request("/")).await.unwrap().into_body();
-    for _ in 0..2 {
-        body.frame().await.unwrap().unwrap();
-        assert_eq!(budget.read_charged().await, 10);
-    }
-    assert!(body.frame().await.is_none());
-    assert_eq!(budget.read_charged().await, 1); // before the body is dropped
-
-    let service = budget.layer(Charge::body_bytes()).layer(answers(200, Then::Hangs));
-    let mut body = service.oneshot(request("/")).await.unwrap().into_body();
-    body.frame().await.unwrap().unwrap();
-    drop(body);
-    assert_eq!(budget.read_charged().await, 1 + 3);
-    send(&budget.layer(Charge::body_bytes()).layer(answers(200, Then::Fails)), request("/")).await;
-    assert_eq!(budget.read_charged().await, 1 + 3 + 7);
-}
-
-#[tokio::test]
-async fn a_body_that_knows_its_last_frame_settles_with_it() {
-    let budget = Budget::new();
-    let full = service_fn(|_: Request<Body>| async {
-        Ok::<_, Infallible>(Response::new(Body::from("seven b")))
-    });
-    let service = budget.layer(Charge::body_bytes()).layer(full);
-    let mut body = service.oneshot(request("/")).await.unwrap().into_body();
-    assert_eq!(budget.read_charged().await, 10);
-    body.frame().await.unwrap().unwrap();
-    assert!(http_body::Body::is_end_stream(&body));
-    assert_eq!(budget.read_charged().await, 7);
-}
-
-#[tokio::test]
-async fn the_handlers_word_goes_before_status_and_bytes() {
-    let budget = Budget::new();
-    let adds = handles(500, Then::Ends, |extensions| {
-        let meter: &Meter = extensions.get().unwrap();
-        meter.add(20);
-        meter.add(5);
-    });
-    send(&budget.layer(Charge::body_bytes().free(free())).layer(adds), request("/")).await;
-    assert_eq!(budget.read_charged().await, 25);
-    // Nothing at all; and above the estimate, down to nothing left.
-    // A denied request reserves nothing.
-    for (cost, status, charged) in [(0, 200, 25), (1_000, 200, 100), (7, 429, 100)] {
-        let answer =
-            send(&budget.layer(Charge::estimate()).layer(meters(cost)), request("/")).await;
-        assert_eq!((answer.status, budget.read_charged().await), (status, charged));
-    }
-}
-
-#[tokio::test]
-async fn a_handler_that_fails_panics_or_is_abandoned_is_settled() {
-    let budget = Budget::new();
-    let failing = service_fn(|_: Request<Body>| async { Err::<Response<Body>, _>("it failed") });
-    for (charge, charged) in [(Charge::estimate().free(free()), 0), (Charge::body_bytes(), 10)] {
-        let service = budget.layer(charge).layer(failing);
-        assert!(service.oneshot(request("/")).await.is_err());
-        assert_eq!(budget.read_charged().await, charged);
-    }
-
-    let hanging = service_fn(|request: Request<Body>| async move {
-        request.extensions().get::<Meter>().unwrap().set(2);
-        std::future::pending::<Result<Response<Body>, Infallible>>().await
-    });
-    let service = budget.layer(Charge::estimate()).layer(hanging);
-    let call = tokio::spawn(service.oneshot(request("/")));
-    tokio::task::yield_now().await; // it begins
-    assert_eq!(budget.read_charged().await, 20); // the estimate, while it runs
-    call.abort();
-    assert!(call.await.is_err());
-    assert_eq!(budget.read_charged().await, 12);
-
-    let panicking = service_fn(|_: Request<Body>| async {
-        assert!(std::hint::black_box(false), "as a handler may");
-        Ok::<_, Infallible>(Response::new(Body::empty()))
-    });
-    let layer = budget.layer(Charge::body_bytes());
-    assert!(tokio::spawn(layer.layer(panicking).oneshot(request("/"))).await.is_err());
-    layer.settlements().wait().await;
-    assert_eq!(budget.read_charged().await, 22);
-}
-
 /// One at a time, each for half a minute.
 const BUSY: Rows = &[("busy", "concurrency 1/30s", "ip")];
-
-#[tokio::test(start_paused = true)]
-async fn a_place_is_held_until_the_body_has_ended_and_a_denial_does_not_tell_the_end_of_a_lease() {
-    let x = || Fields::new().x_ratelimit(XRateLimit::Seconds);
-    let hint = BusyWait::Hint(Duration::from_millis(1_500));
-    for (fields, told) in [
-        (x(), None),
-        (x().busy_wait(hint), Some("2")),
-        (x().busy_wait(BusyWait::Estimated), Some("4")),
-    ] {
-        let layer = layer(BUSY).fields(fields).reserve(Charge::estimate());
-        let service = layer.layer(answers(200, Then::Hangs));
-        let first = service.clone().oneshot(request("/")).await.unwrap();
-        assert_eq!(first.headers()["ratelimit-policy"], r#""busy";q=1;qu="concurrent-requests""#);
-        tokio::time::sleep(Duration::from_secs(4)).await;
-        drop(first);
-        let second = service.clone().oneshot(request("/")).await.unwrap();
-        assert_eq!(second.status(), 200);
-        let denied = service.oneshot(request("/")).await.unwrap();
-        assert_eq!(denied.status(), 429);
-        let field = |name| denied.headers().get(name).map(|value| value.to_str().unwrap());
-        assert_eq!((field("retry-after"), field("x-ratelimit-reset")), (told, told));
-        let item = told.map_or(String::new(), |told| format!(";t={told}"));
-        assert_eq!(field("ratelimit"), Some(&*format!("\"busy\";r=0{item}")));
-    }
-
-    // The wait for another limit that denies as well is known.
-    let rows: Rows = &[BUSY[0], ("burst", "gcra 6/m burst 1", "ip")];
-    let layer = layer(rows).reserve(Charge::estimate());
-    let service = layer.layer(answers(200, Then::Hangs));
-    let _first = service.clone().oneshot(request("/")).await.unwrap();
-    let denied = service.oneshot(request("/")).await.unwrap();
-    assert_eq!(denied.headers()["retry-after"], "10");
-    assert_eq!(denied.headers()["ratelimit"], r#""busy";r=0, "burst";r=0;t=10"#);
-}
 
 /// How long a handler takes, and then its body, of a chunk per minute.
 #[derive(Clone, Copy)]
@@ -322,14 +144,14 @@ async fn what_is_held_is_renewed_in_all_layers_until_it_is_let_go_also_after_an_
     });
     let held: Arc<Mutex<Option<Held>>> = Arc::default();
     let keeps = held.clone();
-    let upgrades = handles(101, Then::Ends, move |extensions| {
+    let upgrades = handles(101, move |extensions| {
         *keeps.lock().unwrap() = Some(extensions.get::<Hold>().unwrap().keep());
     });
     let [inner, outer] = layers.clone();
     let app = Router::new().route_service("/", upgrades).layer(inner).layer(outer);
     assert_eq!(send(&app, request("/")).await.status, 101);
     let status = async |layer: &RateLimitLayer<_, _, _, _>| {
-        send(&layer.layer(answers(200, Then::Ends)), request("/")).await.status
+        send(&layer.layer(handles(200, |_| {})), request("/")).await.status
     };
     // For longer than a lease, no other request is admitted.
     for _ in 0..10 {
@@ -347,7 +169,7 @@ async fn what_is_held_is_renewed_in_all_layers_until_it_is_let_go_also_after_an_
 #[tokio::test]
 async fn a_handler_finds_its_extensions_also_where_nothing_is_reserved() {
     let exempt = RateLimitLayer::<Manual>::choosing(|_| Choice::Exempt).reserve(Charge::estimate());
-    let service = exempt.layer(handles(200, Then::Ends, |extensions| {
+    let service = exempt.layer(handles(200, |extensions| {
         extensions.get::<Meter>().unwrap().add(1);
         drop(extensions.get::<Hold>().unwrap().keep());
     }));
@@ -376,7 +198,7 @@ async fn layers_inside_each_other_share_a_meter_unless_one_is_unmetered() {
 async fn the_settlements_of_a_store_that_is_waited_for_can_be_waited_for() {
     let limiter = Arc::new(RateLimiter::new(limits(BUDGET), Faulty::slow()));
     let layer = by_ip(limiter.clone()).cost(10).reserve(Charge::by_status(|_| 3));
-    let service = layer.layer(answers(200, Then::Ends));
+    let service = layer.layer(handles(200, |_| {}));
     let response = service.oneshot(request("/")).await.unwrap();
     assert_eq!(layer.settlements().len(), 1);
     drop(response.into_body().collect().await);
@@ -430,7 +252,7 @@ async fn an_extension_that_one_layer_denies_is_asked_of_none_within_it() {
 #[tokio::test]
 async fn an_algorithm_that_cannot_reserve_is_a_500() {
     let layer = layer(&[("log", "sliding-log 10/m", "ip")]).reserve(Charge::estimate());
-    let service = layer.layer(answers(200, Then::Ends));
+    let service = layer.layer(handles(200, |_| {}));
     assert_eq!(send(&service, request("/")).await.status, 500);
 }
 

@@ -53,24 +53,6 @@ async fn a_hidden_limit_is_in_no_field_and_no_problem_and_denies_as_before() {
 }
 
 #[tokio::test]
-async fn a_denial_that_means_abnormal_usage_has_the_problem_type_of_the_draft() {
-    const KIND: &str = "https://iana.org/assignments/http-problem-types#";
-    let rows: Rows = &[("logins", "gcra 6/m burst 1", "ip"), ("burst", "gcra 6/m burst 2", "ip")];
-    for (limit, kind) in [("logins", "abnormal-usage-detected"), ("burst", "quota-exceeded")] {
-        let layer = layer(rows).fields(Fields::new().abnormal_usage(limit));
-        let app = hello().layer(layer.clone());
-        send(&app, request("/")).await;
-        let denied = send(&app, request("/")).await;
-        assert_eq!((denied.status, denied.violated_limits()), (429, vec!["logins".to_owned()]));
-        assert_eq!(denied.problem()["type"], format!("{KIND}{kind}"));
-        assert_eq!(denied.field("ratelimit"), r#""logins";r=0;t=10, "burst";r=1;t=10"#);
-        let denied = send(&hello().layer(layer.answer(Grpc)), request("/")).await;
-        let code = Status::from_header_map(&denied.headers).map(|status| status.code());
-        assert_eq!(code, Some(Code::ResourceExhausted));
-    }
-}
-
-#[tokio::test]
 async fn clients_of_a_window_that_ends_return_at_different_times_and_never_too_early() {
     let fields = || Fields::new().jitter(Duration::from_secs(60));
     let waits = async |rows: Rows<'_>, cost| {

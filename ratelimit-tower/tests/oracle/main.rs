@@ -96,6 +96,7 @@ fn compare_answer(
         let told_us = due.retry_after_us.filter(|_| due.status == 429);
         prop_assert_eq!(wait, told_us.map(Duration::from_micros));
     } else if let Some(kind) = due.problem {
+        prop_assert_eq!(field("content-type"), Some("application/problem+json".to_owned()));
         let problem: Value = serde_json::from_slice(&body()).unwrap();
         let kind = match kind {
             "blank" => "about:blank".to_owned(),
@@ -163,7 +164,7 @@ impl Both<'_> {
     fn ask(&mut self, ask: &Ask) -> Result<(), TestCaseError> {
         let due = self.model.answer(ask);
         let (mut underway, head) = self.system.ask(ask);
-        prop_assert_eq!(self.system.take_seen(), due.seen.clone());
+        prop_assert_eq!(self.system.take_handler_view(), due.shown_to_handler.clone());
         let asked = self.system.take_asked();
         self.compare_charges(&asked, &due.asked)?;
         if due.problem.is_some() {

@@ -24,7 +24,7 @@ pub(crate) struct Answer {
     pub(crate) problem: Option<&'static str>,
     pub(crate) violated: Vec<String>,
     /// What the handler sees: each limit's own name, and what remains.
-    pub(crate) seen: Vec<(String, u64)>,
+    pub(crate) shown_to_handler: Vec<(String, u64)>,
     /// Each limit that the store charged or was asked to: its name, whose it is, and at what cost.
     pub(crate) asked: Vec<(String, Vec<String>, u64)>,
 }
@@ -293,7 +293,7 @@ impl<'a> Model<'a> {
             if allowed && setup.fields.only_denials { Vec::new() } else { fields(setup, &said) };
         let seen = said.iter().map(|said| (said.limit.name.to_owned(), said.decision.remaining));
         let seen = if allowed { seen.collect() } else { Vec::new() };
-        let answer = Answer { fields, seen, asked, ..Answer::default() };
+        let answer = Answer { fields, shown_to_handler: seen, asked, ..Answer::default() };
         if allowed {
             let all = said.into_iter().chain(in_shadow.into_iter().flatten()).collect();
             return self.admit(ask, answer, Some(all));

@@ -114,7 +114,7 @@ impl SyncStore<AnyAlgorithm> for Noting {
 }
 
 /// What the handler has seen of the decisions.
-type Seen = Arc<Mutex<Vec<(String, u64)>>>;
+type HandlerView = Arc<Mutex<Vec<(String, u64)>>>;
 
 /// Where the handler waits, and what it keeps.
 #[derive(Clone, Default)]
@@ -144,7 +144,7 @@ pub(crate) struct System {
     fallback: Option<Fallback<Arc<Noting>, AnyAlgorithm, Passing>>,
     service: Boxed,
     header: Option<Header>,
-    seen: Seen,
+    handler_view: HandlerView,
 }
 
 /// The answers of the two formats.
@@ -259,7 +259,7 @@ async fn handle(request: Request<Body>) -> Result<Response<Body>, Broken> {
     }
     let decisions: &Decisions = request.extensions().get().unwrap();
     let seen = decisions.iter().map(|(name, one)| (name.to_owned(), one.remaining)).collect();
-    *request.extensions().get::<Seen>().unwrap().lock().unwrap() = seen;
+    *request.extensions().get::<HandlerView>().unwrap().lock().unwrap() = seen;
     let Held(held) = request.extensions().get().unwrap();
     if let (true, Some(hold)) = (handler.keeps, request.extensions().get::<Hold>()) {
         *held.1.lock().unwrap() = Some(hold.keep());
@@ -383,7 +383,13 @@ impl System {
             }
             None => await_store(setup, build_layer(setup, &store)),
         };
-        Self { store, fallback, service, header: setup.header, seen: Seen::default() }
+        Self {
+            store,
+            fallback,
+            service,
+            header: setup.header,
+            handler_view: HandlerView::default(),
+        }
     }
 
     /// The time until the next request passes.
@@ -421,7 +427,7 @@ impl System {
         let extensions = request.extensions_mut();
         extensions.insert(PeerAddress(peer));
         extensions.insert(costs);
-        extensions.insert(self.seen.clone());
+        extensions.insert(self.handler_view.clone());
         extensions.insert(ask.plan);
         extensions.insert(ask.handler.clone());
         if let Some(user) = ask.user {
@@ -436,8 +442,8 @@ impl System {
     }
 
     /// What the handler has seen since the last call.
-    pub(crate) fn take_seen(&self) -> Vec<(String, u64)> {
-        std::mem::take(&mut self.seen.lock().unwrap())
+    pub(crate) fn take_handler_view(&self) -> Vec<(String, u64)> {
+        std::mem::take(&mut self.handler_view.lock().unwrap())
     }
 
     /// What the store was asked to charge since the last call.

@@ -22,7 +22,7 @@ pub(crate) struct Underway<'a> {
     by_response: Option<u64>,
     counts_bytes: bool,
     /// The handler keeps the reservation.
-    kept: bool,
+    is_kept: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -94,7 +94,7 @@ impl<'a> Model<'a> {
             meter: handler.metered,
             by_response: None,
             counts_bytes: false,
-            kept: reserved.is_some() && handler.keeps,
+            is_kept: reserved.is_some() && handler.keeps,
             reserved,
             handler,
         });
@@ -117,15 +117,15 @@ impl<'a> Model<'a> {
         let one = &mut self.underway[nth];
         one.phase = match (one.phase, go) {
             (Phase::Over, _) => {
-                one.kept = false;
+                one.is_kept = false;
                 Phase::Over
             }
             (_, Go::Off) => Phase::Over,
             (Phase::Handled, _) => one.ends(charged, is_free),
             (Phase::Sent { .. }, _) => one.sends(),
         };
-        let ended = matches!(one.phase, Phase::Over | Phase::Sent { last: true }) && !one.kept;
-        let stays = one.phase != Phase::Over || one.kept;
+        let ended = matches!(one.phase, Phase::Over | Phase::Sent { last: true }) && !one.is_kept;
+        let stays = one.phase != Phase::Over || one.is_kept;
         let mut settled = if ended { self.settle(nth) } else { Vec::new() };
         match go {
             _ if !stays => drop(self.underway.remove(nth)),

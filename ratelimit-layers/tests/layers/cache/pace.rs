@@ -25,12 +25,12 @@ struct Far {
     memory: MemoryStore<AnyAlgorithm, SimulatedClock>,
     limit: Limit<AnyAlgorithm>,
     way_ms: (u64, u64),
-    seen: Mutex<Attack>,
+    attack: Mutex<Attack>,
 }
 
 impl Far {
     fn lock(&self) -> MutexGuard<'_, Attack> {
-        self.seen.lock().expect("no panic")
+        self.attack.lock().expect("no panic")
     }
 
     /// Looks whether the state denies. Between two calls it only recovers.
@@ -95,7 +95,7 @@ async fn attack(words: &str, way_ms: (u64, u64), pause: Option<Duration>) -> Att
     let clock = SimulatedClock { base: begin, offset_us: 0, drift_ppm: 0 };
     let limit = limit("l", words);
     let memory = MemoryStore::builder().clock(clock).build();
-    let far = Far { clock, memory, limit, way_ms, seen: Mutex::default() };
+    let far = Far { clock, memory, limit, way_ms, attack: Mutex::default() };
     let store: DenialCache<_, AnyAlgorithm, _> = DenialCache::builder().clock(clock).build(far);
     let (store, mut tasks) = (Arc::new(store), JoinSet::new());
     for _ in 0..TASKS {

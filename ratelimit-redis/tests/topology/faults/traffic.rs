@@ -99,9 +99,9 @@ impl Row {
         fault(&traffic).await;
         let mended = now_us();
         traffic.decides_all(mended).await;
-        let (asks, seen) = traffic.stops().await;
-        let line = self.check(&seen, [injected, mended], [client.name(), servers]);
-        asks.check_ledger(&seen, self.more == Some(0)).await;
+        let (asks, outcome) = traffic.stops().await;
+        let line = self.check(&outcome, [injected, mended], [client.name(), servers]);
+        asks.check_ledger(&outcome, self.more == Some(0)).await;
         println!("{line}");
         if let Ok(file) = std::env::var("RATELIMIT_FAULTS") {
             let file = std::fs::OpenOptions::new().create(true).append(true).open(file);
@@ -110,11 +110,16 @@ impl Row {
     }
 
     /// Checks what callers saw, and describes it: measured, and what may be.
-    fn check(&self, seen: &Seen, [injected, mended]: [u64; 2], [client, on]: [&str; 2]) -> String {
+    fn check(
+        &self,
+        outcome: &Outcome,
+        [injected, mended]: [u64; 2],
+        [client, on]: [&str; 2],
+    ) -> String {
         let row = format!("{} | {client} | {on}", self.name);
         let mut kinds = BTreeMap::<_, u64>::new();
         let mut recovered = Duration::ZERO;
-        for ([begin, end], error) in &seen.errors {
+        for ([begin, end], error) in &outcome.errors {
             let kind = error.kind();
             *kinds.entry(format!("{kind:?}")).or_default() += 1;
             // One slot of a batch may be refused after another was charged.
@@ -122,7 +127,7 @@ impl Row {
             // What a settlement meets if its reservation was lost.
             let is_lost = kind == ErrorKind::Ended && self.more != Some(0);
             // A machine that itself stands still says nothing about the store.
-            if AWAY.contains(&kind) && seen.stood_still > self.deadline / 2 {
+            if AWAY.contains(&kind) && outcome.stood_still > self.deadline / 2 {
                 continue;
             }
             assert!(is_lost || self.errors.contains(&cause), "{row}: {kind:?}: {error}");
@@ -131,14 +136,14 @@ impl Row {
             assert!(is_in_time, "{row}: {begin}..{end}, not {injected}..{mended}: {error}");
         }
         let says = |error: &RedisError| error.to_string().contains(self.says);
-        let is_said = self.says.is_empty() || seen.errors.iter().any(|(_, error)| says(error));
+        let is_said = self.says.is_empty() || outcome.errors.iter().any(|(_, error)| says(error));
         assert!(is_said, "{row}: no error says {:?}: {kinds:?}", self.says);
-        let (latest, deadline) = (seen.latest, self.deadline + GRACE);
-        let stood = seen.stood_still;
+        let (latest, deadline) = (outcome.latest, self.deadline + GRACE);
+        let stood = outcome.stood_still;
         assert!(latest <= deadline + stood, "{row}: after {latest:?}, and {stood:?} stood still");
 
         let mut above = 0;
-        for ((limit, key), book) in &seen.books {
+        for ((limit, key), book) in &outcome.books {
             let Err(excess) = book.check() else { continue };
             let percent = (excess.admitted - excess.bound) * 100;
             above = above.max(percent.div_ceil(excess.algorithm.capacity()));
@@ -153,7 +158,7 @@ impl Row {
         let errors = if errors.is_empty() { "none".to_owned() } else { errors.join(" ") };
         let [latest, deadline, recovered, recovers] =
             [latest, deadline, recovered, self.recovers].map(|time| time.as_millis());
-        let decisions = seen.decisions;
+        let decisions = outcome.decisions;
         format!(
             "{row} | {decisions} | {above}% ≤ {most} | {errors} | {latest} ≤ {deadline} ms | \
              {recovered} ≤ {recovers} ms"
@@ -171,7 +176,7 @@ fn at(us: u64) -> Timestamp {
 
 /// What callers saw.
 #[derive(Default)]
-struct Seen {
+struct Outcome {
     decisions: u64,
     errors: Vec<([u64; 2], RedisError)>,
     latest: Duration,
@@ -212,7 +217,7 @@ pub(super) struct Traffic {
 pub(super) struct Asks {
     pub(super) store: RedisStore,
     pub(super) limits: Limits,
-    seen: Mutex<Seen>,
+    outcome: Mutex<Outcome>,
     is_over: AtomicBool,
     ids: AtomicU64,
 }
@@ -230,7 +235,7 @@ impl Traffic {
         let asks = Arc::new(Asks {
             store,
             limits,
-            seen: Mutex::default(),
+            outcome: Mutex::default(),
             is_over: AtomicBool::new(false),
             ids: AtomicU64::new(1),
         });
@@ -250,8 +255,8 @@ impl Traffic {
                     let clock = Instant::now();
                     tokio::time::sleep(PAUSE).await;
                     let late = clock.elapsed().saturating_sub(PAUSE);
-                    let mut seen = asks.seen();
-                    seen.stood_still = seen.stood_still.max(late);
+                    let mut outcome = asks.outcome();
+                    outcome.stood_still = outcome.stood_still.max(late);
                 }
             });
         }
@@ -266,44 +271,48 @@ impl Traffic {
     /// Waits until every key has been decided by a request that began after this time.
     async fn decides_all(&self, since: u64) {
         until(async || {
-            let seen = self.asks.seen();
-            let late: Vec<_> = seen.decided.iter().filter(|(_, begun)| **begun <= since).collect();
+            let outcome = self.asks.outcome();
+            let late: Vec<_> =
+                outcome.decided.iter().filter(|(_, begun)| **begun <= since).collect();
             // The keys of the mode Lua, the hot one, the shared one, and one of each other mode.
             let all = usize::try_from(KEYS).expect("few") + 4;
-            let last = seen.errors.last().map(|(_, error)| error.to_string());
-            let is_done = seen.decided.len() == all && late.is_empty();
+            let last = outcome.errors.last().map(|(_, error)| error.to_string());
+            let is_done = outcome.decided.len() == all && late.is_empty();
             is_done
                 .then_some(())
-                .ok_or_else(|| format!("{}, without {late:?}: {last:?}", seen.decided.len()))
+                .ok_or_else(|| format!("{}, without {late:?}: {last:?}", outcome.decided.len()))
         })
         .await;
     }
 
     /// Waits until so many more requests are answered, whether decided or not.
     pub(super) async fn answers(&self, more: usize) {
-        let count = |seen: &Seen| usize::try_from(seen.decisions).expect("few") + seen.errors.len();
-        let due = count(&self.asks.seen()) + more;
-        until(async || (count(&self.asks.seen()) >= due).then_some(()).ok_or("few answers")).await;
+        let count = |outcome: &Outcome| {
+            usize::try_from(outcome.decisions).expect("few") + outcome.errors.len()
+        };
+        let due = count(&self.asks.outcome()) + more;
+        until(async || (count(&self.asks.outcome()) >= due).then_some(()).ok_or("few answers"))
+            .await;
     }
 
     /// Waits until so many more requests have failed.
     pub(super) async fn errors(&self, more: usize) {
-        let due = self.asks.seen().errors.len() + more;
-        until(async || (self.asks.seen().errors.len() >= due).then_some(()).ok_or("no error"))
+        let due = self.asks.outcome().errors.len() + more;
+        until(async || (self.asks.outcome().errors.len() >= due).then_some(()).ok_or("no error"))
             .await;
     }
 
-    async fn stops(self) -> (Arc<Asks>, Seen) {
+    async fn stops(self) -> (Arc<Asks>, Outcome) {
         self.asks.is_over.store(true, Ordering::Relaxed);
         self.tasks.join_all().await;
-        let seen = std::mem::take(&mut *self.asks.seen());
-        (self.asks, seen)
+        let outcome = std::mem::take(&mut *self.asks.outcome());
+        (self.asks, outcome)
     }
 }
 
 impl Asks {
-    fn seen(&self) -> MutexGuard<'_, Seen> {
-        self.seen.lock().unwrap()
+    fn outcome(&self) -> MutexGuard<'_, Outcome> {
+        self.outcome.lock().unwrap()
     }
 
     pub(super) fn id(&self) -> u128 {
@@ -346,12 +355,12 @@ impl Asks {
 
     /// Records decisions beside those of the tasks.
     pub(super) fn decided(&self, more: usize) {
-        self.seen().decisions += u64::try_from(more).expect("few");
+        self.outcome().decisions += u64::try_from(more).expect("few");
     }
 
     /// Records that a caller gave up: one may have been charged.
     pub(super) fn gave_up(&self, key: &str) {
-        self.seen().ledger.entry(key.to_owned()).or_default()[1] += 1;
+        self.outcome().ledger.entry(key.to_owned()).or_default()[1] += 1;
     }
 
     async fn acquire<S: Store<AnyAlgorithm, Error = RedisError>>(
@@ -385,7 +394,7 @@ impl Asks {
             Err(ErrorKind::Indeterminate) => begin + us(Duration::from_secs(3_600)),
             Err(_) => return,
         };
-        self.seen().book(limit, key).allow([at(begin), at(end)], cost);
+        self.outcome().book(limit, key).allow([at(begin), at(end)], cost);
     }
 
     /// Sends a request and records what came of it. An admitted request counts at what `counts`
@@ -401,38 +410,38 @@ impl Asks {
         let (begin, clock) = (now_us(), Instant::now());
         let answer = apply(store, checks, op, id).await;
         let (end, took) = (now_us(), clock.elapsed());
-        let mut seen = self.seen();
-        seen.latest = seen.latest.max(took);
+        let mut outcome = self.outcome();
+        outcome.latest = outcome.latest.max(took);
         let is_allowed = answer.as_ref().is_ok_and(Verdict::allowed);
         let is_unknown = matches!(&answer, Err(error) if error.kind() == ErrorKind::Indeterminate);
         for (limit, key, cost) in checks {
             if limit.name() == "ledger" {
-                let entry = seen.ledger.entry((*key).to_owned()).or_default();
+                let entry = outcome.ledger.entry((*key).to_owned()).or_default();
                 entry[0] += if is_allowed { *cost } else { 0 };
                 entry[1] += if is_unknown { *cost } else { 0 };
             } else if is_allowed && counts(*cost) > 0 {
-                seen.book(limit, key).add([at(begin), at(end)], counts(*cost));
+                outcome.book(limit, key).add([at(begin), at(end)], counts(*cost));
             }
         }
         match answer {
             Ok(verdict) => {
-                seen.decisions += 1;
+                outcome.decisions += 1;
                 for (_, key, _) in checks {
-                    seen.decided.insert((*key).to_owned(), begin);
+                    outcome.decided.insert((*key).to_owned(), begin);
                 }
                 Ok(verdict)
             }
             Err(error) => {
                 let kind = error.kind();
-                seen.errors.push(([begin, end], error));
+                outcome.errors.push(([begin, end], error));
                 Err(kind)
             }
         }
     }
 
     /// Nothing was charged more than once, and nothing lost if no state was.
-    async fn check_ledger(&self, seen: &Seen, is_kept: bool) {
-        for (key, [known, unknown]) in &seen.ledger {
+    async fn check_ledger(&self, outcome: &Outcome, is_kept: bool) {
+        for (key, [known, unknown]) in &outcome.ledger {
             let charged = LEDGER - peek(&self.store, &self.limits.ledger, key).await;
             let due = if is_kept { *known } else { 0 }..=known + unknown;
             assert!(due.contains(&charged), "{key}: {charged} charged, where {due:?} may be");
@@ -440,7 +449,7 @@ impl Asks {
     }
 }
 
-impl Seen {
+impl Outcome {
     fn book(&mut self, limit: &Limit<AnyAlgorithm>, key: &str) -> &mut Admissions {
         let name = (limit.name().to_owned(), key.to_owned());
         self.books.entry(name).or_insert_with(|| Admissions::new(*limit.algorithm()))

@@ -1,7 +1,5 @@
 //! Shares of a limit: several nodes together admit at most what the limit admits.
 
-#![allow(clippy::expect_used, clippy::panic, reason = "tests")]
-
 use std::num::NonZeroU64;
 
 use proptest::prelude::*;

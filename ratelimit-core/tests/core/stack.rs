@@ -1,7 +1,5 @@
 //! A stack of limits decides as the summary of a batch of them.
 
-#![allow(clippy::expect_used, clippy::panic, reason = "tests")]
-
 use proptest::prelude::*;
 use proptest::sample::select;
 use ratelimit_core::algorithm::{StackState, Write};

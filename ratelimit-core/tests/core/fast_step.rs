@@ -1,8 +1,6 @@
 //! A fast step, where a limit has one, decides and writes as the step does: for numbers of every
 //! magnitude, which the limits of the conformance suite do not have.
 
-#![allow(clippy::expect_used, reason = "tests")]
-
 use proptest::prelude::*;
 use ratelimit_core::algorithm::{Compact, InMemory};
 use ratelimit_core::{AnyAlgorithm, Gcra, Limit, Rate, Timestamp};

@@ -1,6 +1,4 @@
 //! What is wrong with a service is on standard error where no subscriber hears it.
-#![cfg(feature = "axum")]
-#![allow(missing_docs, clippy::unwrap_used, reason = "tests")]
 
 use std::process::Command;
 
@@ -15,7 +13,8 @@ use tower::ServiceExt;
 
 /// Set in the process whose standard error is read.
 const CHILD: &str = "RATELIMIT_UNHEARD_CHILD";
-const NAME: &str = "a_service_that_is_not_wired_says_the_remedy_once_where_nothing_listens";
+const NAME: &str =
+    "unheard::a_service_that_is_not_wired_says_the_remedy_once_where_nothing_listens";
 
 #[test]
 fn a_service_that_is_not_wired_says_the_remedy_once_where_nothing_listens() {

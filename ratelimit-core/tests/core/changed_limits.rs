@@ -1,7 +1,5 @@
 //! States of buckets that an earlier limit of the same name has written.
 
-#![allow(clippy::expect_used, clippy::panic, reason = "tests")]
-
 use ratelimit_core::algorithm::GcraState;
 use ratelimit_core::{Algorithm, Gcra, Rate, Timestamp};
 

@@ -1,7 +1,5 @@
 //! Two replicas of a limited service on one Redis, over real sockets and under load, while Redis is
 //! there, hangs, and is stopped and restarted.
-#![cfg(all(unix, feature = "axum", feature = "tokio"))]
-#![allow(missing_docs, clippy::expect_used, clippy::panic, reason = "tests")]
 
 use std::net::SocketAddr;
 use std::num::NonZeroU64;
