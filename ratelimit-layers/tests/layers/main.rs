@@ -10,6 +10,7 @@ mod common;
 mod conformance;
 mod dashboard;
 mod ends;
+mod examples;
 mod fallback;
 mod observers;
 mod orders;

@@ -9,6 +9,7 @@ mod callers;
 mod clocks;
 mod common;
 mod end_of_states;
+mod examples;
 mod expiry;
 mod kinds;
 mod linearizability;

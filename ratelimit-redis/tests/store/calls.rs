@@ -15,7 +15,7 @@ use ratelimit_testkit::PureStore;
 use tokio::sync::Semaphore;
 
 use crate::common::prelude::*;
-use crate::own_twin::Trial;
+use crate::examples::own_twin::Trial;
 
 /// What holds each command back until the test lets it go.
 struct Gate {

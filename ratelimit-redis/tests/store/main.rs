@@ -6,12 +6,6 @@
 #[path = "../common/mod.rs"]
 #[macro_use]
 mod common;
-#[allow(dead_code, unreachable_pub, reason = "of an example, which runs by itself")]
-#[path = "../../examples/own_twin.rs"]
-mod own_twin;
-#[allow(dead_code, unreachable_pub, reason = "of an example, which runs by itself")]
-#[path = "../../examples/weekend_budget.rs"]
-mod weekend_budget;
 
 mod across_slots;
 mod agreement;
@@ -19,6 +13,7 @@ mod calls;
 mod cas;
 mod dropped;
 mod ends;
+mod examples;
 mod foreign;
 mod given_clients;
 mod heal;

@@ -11,8 +11,8 @@ use ratelimit_testkit::{
 
 use crate::agreement::{OnServer, broken};
 use crate::common::prelude::*;
-use crate::own_twin::Trial;
-use crate::weekend_budget::WeekendBudget;
+use crate::examples::own_twin::Trial;
+use crate::examples::weekend_budget::WeekendBudget;
 
 struct Budgets;
 

@@ -8,6 +8,7 @@ mod budgets;
 mod capabilities;
 mod changed_numbers;
 mod documents;
+mod examples;
 mod linearizability;
 mod months;
 mod oracle;

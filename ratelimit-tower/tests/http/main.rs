@@ -3,6 +3,7 @@
 #![cfg(all(feature = "axum", feature = "grpc", feature = "reload", feature = "tokio"))]
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests")]
 
+mod examples;
 mod grpc;
 mod harness;
 mod layer;

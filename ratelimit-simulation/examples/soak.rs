@@ -2,7 +2,7 @@
 //! tells the counts of decisions and violations:
 //!
 //! ```console
-//! $ cargo run --release -p ratelimit-simulation --bin soak MINUTES [PART…]
+//! $ cargo run --release -p ratelimit-simulation --example soak MINUTES [PART…]
 //! ```
 //!
 //! | part | |
