@@ -1,6 +1,5 @@
-//! The report page: its numbers are those of the decisions file.
+//! The report page: its numbers are those of the decisions file. Comparisons the oracle checks.
 
-use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 use std::sync::LazyLock;
@@ -66,9 +65,9 @@ fn is_allowed(value: &Value) -> bool {
     value["allowed"].as_bool().expect("a decision")
 }
 
-/// Replays the trace, and returns the page's data and the decision lines.
-fn replay(policy: &str, more: &[&str]) -> (Value, Vec<Value>) {
-    let scene = Scene::with(policy, trace());
+/// Replays the trace with these arguments, and returns the page's data and the decision lines.
+fn replay(more: &[&str]) -> (Value, Vec<Value>) {
+    let scene = Scene::with(&POLICY, trace());
     scene.write("other.toml", &*OTHER);
     let arguments = ["--decisions", "out.jsonl", "--report", "out.html", "input"];
     scene.replay(&[&arguments[..], more].concat()).exits(0);
@@ -81,7 +80,7 @@ fn replay(policy: &str, more: &[&str]) -> (Value, Vec<Value>) {
 
 #[test]
 fn totals_and_charts_are_those_of_the_decisions() {
-    let (data, lines) = replay(&POLICY, &[]);
+    let (data, lines) = replay(&[]);
     let denied = lines.iter().filter(|line| !is_allowed(line)).count() as u64;
     assert!(denied > 50 && denied < 950, "{denied}");
     assert_eq!((number(&data, "requests"), number(&data, "denied")), (1_000, denied));
@@ -120,7 +119,7 @@ fn totals_and_charts_are_those_of_the_decisions() {
 
 #[test]
 fn callers_are_those_of_the_decisions() {
-    let (data, lines) = replay(&POLICY, &[]);
+    let (data, lines) = replay(&[]);
     let key = |line: &Value, name: &str| {
         let part = |kind: &str| line["keys"][kind].as_str().expect(kind).to_owned();
         if name == "page" { part("ip") + " " + &part("path") } else { part("ip") }
@@ -189,52 +188,6 @@ fn a_spell_of_denials_ends_with_an_admission_or_with_the_longest_wait_of_its_las
     let caller = &scene.replay(&["--json", "input"]).json()[0]["denied_callers"][0];
     let told = ["spells", "denied_for_us", "longest_us"].map(|field| number(caller, field));
     assert_eq!(told, [5, 42_000_000, 40_000_000]);
-}
-
-#[test]
-fn a_comparison_is_that_of_two_decisions_files() {
-    let (data, this) = replay(&POLICY, &["--compare", "other.toml"]);
-    let (_, other) = replay(&OTHER, &[]);
-    let mut callers: BTreeMap<(String, String), [u64; 2]> = BTreeMap::new();
-    let (mut both, mut only) = (0, [0, 0]);
-    for (this, other) in this.iter().zip(&other) {
-        let (denied, place) = match (is_allowed(this), is_allowed(other)) {
-            (true, true) => continue,
-            (false, false) => {
-                both += 1;
-                continue;
-            }
-            (false, true) => (this, 0),
-            (true, false) => (other, 1),
-        };
-        only[place] += 1;
-        let mut blamed = BTreeSet::new();
-        for limit in denied["limits"].as_array().expect("limits").iter().filter(|l| !is_allowed(l))
-        {
-            let name = if limit["name"] == "per-path" { "path" } else { "ip" };
-            blamed.insert((name.to_owned(), this["keys"][name].as_str().expect(name).to_owned()));
-        }
-        for caller in blamed {
-            callers.entry(caller).or_default()[place] += 1;
-        }
-    }
-    assert!(both > 0 && only[0] > 0 && only[1] > 0, "{both} {only:?}");
-    let mut callers: Vec<_> = callers.into_iter().collect();
-    callers.sort_by_key(|(_, [this, other])| Reverse(this + other));
-    let caller = |((name, value), [this, other]): &((String, String), [u64; 2])| {
-        json!({
-            "identifier": name, "value": value,
-            "denied_only_by_this": this, "denied_only_by_other": other,
-        })
-    };
-    let due = json!({
-        "policy_file": "other.toml", "limits": data["comparison"]["limits"],
-        "denied": other.iter().filter(|line| !is_allowed(line)).count(),
-        "denied_by_both": both, "denied_only_by_this": only[0], "denied_only_by_other": only[1],
-        "callers_that_differ": callers.len(),
-        "differing_callers": callers.iter().map(caller).collect::<Vec<_>>(),
-    });
-    assert_eq!(data["comparison"], due);
 }
 
 #[test]
@@ -320,8 +273,8 @@ fn a_year_of_requests_makes_a_page_no_larger_than_an_hour() {
 #[test]
 fn a_comparison_on_redis_says_the_same_and_leaves_no_key() {
     let server = ratelimit_servers::RedisServer::start().expect("a server");
-    let in_memory = replay(&POLICY, &["--compare", "other.toml"]);
-    let mut on_redis = replay(&POLICY, &["--compare", "other.toml", "--store", &server.url()]);
+    let in_memory = replay(&["--compare", "other.toml"]);
+    let mut on_redis = replay(&["--compare", "other.toml", "--store", &server.url()]);
     on_redis.0["title"] = in_memory.0["title"].clone();
     assert_eq!(on_redis, in_memory);
     assert_eq!(crate::common::keys(&server), 0);

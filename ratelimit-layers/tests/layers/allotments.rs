@@ -408,7 +408,7 @@ fn reloading() -> impl Strategy<Value = (u64, [usize; 2], u8, u64)> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(300))]
+    #![proptest_config(ProptestConfig::with_cases(100))]
 
     /// With a runtime and without, in which what ends is settled in other ways, and with so few
     /// slots that they make room.

@@ -81,7 +81,7 @@ fn of_a_limit_that_is_lowered_no_more_is_admitted_once_allotments_go_back() {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(300))]
+    #![proptest_config(ProptestConfig::with_cases(100))]
 
     #[test]
     fn after_a_change_a_fleet_admits_what_the_new_limit_admits(

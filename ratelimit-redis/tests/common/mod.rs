@@ -3,9 +3,9 @@
 
 #![allow(dead_code, unused_macros, unused_imports, reason = "not every program needs all of it")]
 
-mod meddled;
+mod meddling;
 
-pub(crate) use meddled::{Fate, Meddled, Slow, Words};
+pub(crate) use meddling::{Fate, MeddlingConnection, Slow, Words};
 
 /// All of it, and the types that most tests name.
 pub(crate) mod prelude {
@@ -80,7 +80,7 @@ pub(crate) fn at(us: u64) -> Now {
 }
 
 /// What a store says of its servers, a line per finding.
-pub(crate) fn told(health: &Health) -> String {
+pub(crate) fn findings_in_words(health: &Health) -> String {
     health.findings().iter().map(ToString::to_string).collect::<Vec<_>>().join("\n")
 }
 
@@ -123,7 +123,7 @@ pub(crate) fn proxy_of(port: u16) -> FaultProxy {
 }
 
 /// A server, and a proxy before it.
-pub(crate) fn proxied() -> (RedisServer, FaultProxy) {
+pub(crate) fn server_behind_proxy() -> (RedisServer, FaultProxy) {
     let server = server();
     let proxy = proxy_of(server.port());
     (server, proxy)
@@ -224,12 +224,15 @@ pub(crate) async fn plain(server: &RedisServer) -> RedisStore {
 }
 
 /// A connection to interfere with.
-pub(crate) async fn meddled(server: &RedisServer) -> Meddled {
-    Meddled::new(RedisConnection::open(&server.url(), PATIENCE).await.expect("it is up"))
+pub(crate) async fn meddling_connection(server: &RedisServer) -> MeddlingConnection {
+    MeddlingConnection::new(RedisConnection::open(&server.url(), PATIENCE).await.expect("it is up"))
 }
 
 /// A store over a connection that interferes.
-pub(crate) fn over<M: Mode>(builder: Builder<M>, connection: Meddled) -> RedisStore<M, Meddled> {
+pub(crate) fn over<M: Mode>(
+    builder: Builder<M>,
+    connection: MeddlingConnection,
+) -> RedisStore<M, MeddlingConnection> {
     builder.over(connection).expect("a prefix")
 }
 
@@ -270,7 +273,7 @@ pub(crate) async fn apply_at<A: Algorithm, S: Store<A>>(
 }
 
 /// Applies an operation that has to be admitted.
-pub(crate) async fn admitted<A: Algorithm, S: Store<A>>(
+pub(crate) async fn apply_admitted<A: Algorithm, S: Store<A>>(
     store: &S,
     checks: &[(&Limit<A>, &str, u64)],
     op: Op,
@@ -291,7 +294,11 @@ pub(crate) async fn acquire<A: Algorithm, S: Store<A>>(
 }
 
 /// What remains after a request that has to be decided.
-pub(crate) async fn left<A: Algorithm, S: Store<A>>(store: &S, limit: &Limit<A>, key: &str) -> u64 {
+pub(crate) async fn remaining_after_acquire<A: Algorithm, S: Store<A>>(
+    store: &S,
+    limit: &Limit<A>,
+    key: &str,
+) -> u64 {
     acquire(store, limit, key).await.unwrap_or_else(|error| panic!("{key}: {error}")).remaining()
 }
 
@@ -307,7 +314,12 @@ pub(crate) async fn three_and_no_more<A: Algorithm, S: Store<A>>(
     key: &str,
 ) {
     for due in [2, 1, 0] {
-        assert_eq!(left(store, limit, key).await, due, "{} of {key}", limit.name());
+        assert_eq!(
+            remaining_after_acquire(store, limit, key).await,
+            due,
+            "{} of {key}",
+            limit.name()
+        );
     }
     assert!(!acquire(store, limit, key).await.expect("decided").allowed(), "{key}");
 }

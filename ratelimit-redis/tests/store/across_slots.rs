@@ -11,7 +11,7 @@ use tokio::time::sleep;
 
 use crate::common::prelude::*;
 
-type Split<M = Lua> = RedisStore<M, Meddled>;
+type Split<M = Lua> = RedisStore<M, MeddlingConnection>;
 type Modes = [(&'static str, Arc<dyn DynStore<AnyAlgorithm>>); 3];
 
 /// A store that splits what a cluster would split, over a connection that treats commands so.
@@ -19,7 +19,7 @@ async fn split(
     server: &RedisServer,
     fate: impl Fn(&Words) -> Fate + Send + Sync + 'static,
 ) -> Split {
-    over(patient(), meddled(server).await.clustered().decided(fate))
+    over(patient(), meddling_connection(server).await.clustered().decided(fate))
 }
 
 fn patient() -> Builder {
@@ -70,14 +70,15 @@ async fn a_slots_charge_is_returned_when_another_slot_is_unreachable_or_the_rest
 async fn a_charge_is_returned_after_another_slot_has_taken_all_the_time_to_charge() {
     for place in 0..2 {
         let (server, limit) = (server(), seldom());
-        let connection = meddled(&server).await.clustered().holding().before(|words| async move {
-            if words.about("alice") && words.has_any(&["reserve", "put", "SET"]) {
-                std::future::pending::<()>().await;
-            }
-            // A deadline that is over ends whatever does not go at once.
-            tokio::task::yield_now().await;
-            Fate::Sent
-        });
+        let connection =
+            meddling_connection(&server).await.clustered().holding().before(|words| async move {
+                if words.about("alice") && words.has_any(&["reserve", "put", "SET"]) {
+                    std::future::pending::<()>().await;
+                }
+                // A deadline that is over ends whatever does not go at once.
+                tokio::task::yield_now().await;
+                Fate::Sent
+            });
         let builder = RedisStore::builder().deadline(Duration::from_millis(500));
         let (mode, store) = in_every_mode(&over(builder, connection))[place].clone();
         let both = [(&limit, "1.2.3.4", 1), (&limit, "alice", 1)];
@@ -97,7 +98,7 @@ async fn a_denied_batch_writes_nothing_in_any_slot() {
     });
     let store = store.await;
     let full = [(&limit, "5.6.7.8", 1), (&limit, "alice", 3)];
-    let _ = admitted(&store, &full, Op::Acquire, None).await;
+    let _ = apply_admitted(&store, &full, Op::Acquire, None).await;
     assert_eq!(writes.swap(0, Ordering::Relaxed), 2);
     let both = [(&limit, "1.2.3.4", 1), (&limit, "alice", 1)];
     let verdict = apply(&store, &both, Op::Acquire, None).await.expect("decides");
@@ -141,7 +142,7 @@ async fn an_extension_of_what_some_slots_know_is_that_of_one_server() {
 #[tokio::test]
 async fn a_strict_store_refuses_batches_across_slots() {
     let (server, limit) = (server(), attempts());
-    let connection = meddled(&server).await.clustered();
+    let connection = meddling_connection(&server).await.clustered();
     let strict = RedisStore::builder().cross_slot(CrossSlot::Refuse);
     let both = [(&limit, "acme/1.2.3.4", 1), (&limit, "acme/alice", 1)];
     let built = |builder: Builder| -> [Arc<dyn DynStore<AnyAlgorithm>>; 3] {
@@ -182,11 +183,13 @@ async fn a_returned_charge_leaves_other_clients_charges() {
                 }
                 let is_undo = words.about("1.2.3.4") && words.has_any(&["undo", "remove"]);
                 if is_undo && !meddled.swap(true, Ordering::SeqCst) {
-                    let _ = admitted(&aside, &[(&address, "1.2.3.4", 2)], Op::Acquire, None).await;
+                    let _ = apply_admitted(&aside, &[(&address, "1.2.3.4", 2)], Op::Acquire, None)
+                        .await;
                 }
                 Fate::Sent
             };
-            let connection = meddled(&server).await.clustered().before_with(needed, meddles);
+            let connection =
+                meddling_connection(&server).await.clustered().before_with(needed, meddles);
             let (mode, store) = in_every_mode(&over(patient(), connection))[place].clone();
             let both = [(&address, "1.2.3.4", 5), (&user, "alice", 1)];
             let verdict = apply(&store, &both, Op::Acquire, id).await.expect("decides");
@@ -225,7 +228,7 @@ async fn attempts_counted_in_one_slot_are_reported() {
     for ((mode, store), (_, quiet)) in modes.iter().zip(&quiet) {
         for used in [1, 3] {
             tell(&server, &["FLUSHALL"]);
-            let _ = admitted(quiet, &[(&limit, "alice", used)], Op::Acquire, None).await;
+            let _ = apply_admitted(quiet, &[(&limit, "alice", used)], Op::Acquire, None).await;
             let both = [(&limit, "alice", 1), (&limit, "bob", 1)];
             let error = apply(store, &both, Op::Acquire, None).await.expect_err("cut off");
             // The third of three is denied, which is an attempt as well.
@@ -282,20 +285,20 @@ async fn a_reservation_confirmed_to_a_later_call_is_not_taken_back() {
         let quiet = in_every_mode(&split(&server, |_| Fate::Sent).await)[place].1.clone();
         let (seen, again) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
         let needed = (Arc::clone(&quiet), seen, Arc::clone(&again));
-        let connection = meddled(&server).await.clustered();
+        let connection = meddling_connection(&server).await.clustered();
         let connection = connection.before_with(needed, move |(aside, seen, count), words| {
             let charges = words.has(["reserve", "put"][place]) && words.about("bob");
             let takes_back = words.has_any([&["undo"][..], &["remove", "IFEQ"]][place]);
             let takes_back = takes_back && words.about("alice");
             async move {
                 let limit = seldom();
-                let bob = async |op| admitted(&aside, &[(&limit, "bob", 3)], op, None).await;
+                let bob = async |op| apply_admitted(&aside, &[(&limit, "bob", 3)], op, None).await;
                 if charges && !seen.swap(true, Ordering::SeqCst) {
                     let _ = bob(Op::Acquire).await;
                 } else if takes_back && count.fetch_add(1, Ordering::SeqCst) == 0 {
                     let _ = bob(Op::Refund).await;
                     let both = [(&limit, "alice", 1), (&limit, "bob", 1)];
-                    let _ = admitted(&aside, &both, Op::Acquire, ID).await;
+                    let _ = apply_admitted(&aside, &both, Op::Acquire, ID).await;
                 } else if count.load(Ordering::SeqCst) > 0 && words.has_any(&["ask", "GET"]) {
                     // The first call does not get to start again.
                     return Fate::NeverSent;
@@ -324,7 +327,7 @@ async fn contention_ends_by_the_deadline() {
     for place in 0..2 {
         let (server, limit, rounds) = (server(), seldom(), Arc::new(AtomicU64::new(0)));
         let quiet = in_every_mode(&split(&server, |_| Fate::Sent).await)[place].1.clone();
-        let connection = meddled(&server).await.clustered();
+        let connection = meddling_connection(&server).await.clustered();
         let needed = (quiet, Arc::clone(&rounds));
         let connection = connection.before_with(needed, move |(aside, count), words| async move {
             let limit = seldom();
@@ -332,9 +335,9 @@ async fn contention_ends_by_the_deadline() {
                 count.fetch_add(1, Ordering::SeqCst);
                 sleep(Duration::from_millis(30)).await;
                 let cost = [3, 1][place];
-                let _ = admitted(&aside, &[(&limit, "bob", cost)], Op::Acquire, None).await;
+                let _ = apply_admitted(&aside, &[(&limit, "bob", cost)], Op::Acquire, None).await;
             } else if words.has("undo") {
-                let _ = admitted(&aside, &[(&limit, "bob", 3)], Op::Refund, None).await;
+                let _ = apply_admitted(&aside, &[(&limit, "bob", 3)], Op::Refund, None).await;
             }
             Fate::Sent
         });

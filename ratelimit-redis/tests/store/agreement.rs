@@ -23,7 +23,7 @@ use crate::common::prelude::*;
 pub(crate) struct OnServer<'s, M> {
     runtime: Runtime,
     server: &'s RedisServer,
-    connection: Meddled,
+    connection: MeddlingConnection,
     mode: PhantomData<M>,
 }
 
@@ -32,16 +32,16 @@ impl<'s, M> OnServer<'s, M> {
     pub(crate) fn by(
         server: &'s RedisServer,
         url: &str,
-        meddling: impl FnOnce(Meddled) -> Meddled,
+        meddling: impl FnOnce(MeddlingConnection) -> MeddlingConnection,
     ) -> Self {
         let runtime = Runtime::new().expect("a runtime");
         let opened = runtime.block_on(RedisConnection::open(url, PATIENCE)).expect("it is up");
-        let connection = meddling(Meddled::new(opened));
+        let connection = meddling(MeddlingConnection::new(opened));
         Self { runtime, server, connection, mode: PhantomData }
     }
 
     /// On the server that all tests share.
-    pub(crate) fn shared(meddling: impl FnOnce(Meddled) -> Meddled) -> Self {
+    pub(crate) fn shared(meddling: impl FnOnce(MeddlingConnection) -> MeddlingConnection) -> Self {
         let server = RedisServer::shared().expect("a server to test on");
         Self::by(server, &server.url(), meddling)
     }
@@ -50,7 +50,7 @@ impl<'s, M> OnServer<'s, M> {
 macro_rules! harness {
     ($mode:ident, $lacks:expr, $algorithm:ident: $($bound:tt)+) => {
         impl<$algorithm: $($bound)+> Harness<$algorithm> for OnServer<'_, $mode> {
-            type Store = RedisStore<$mode, Meddled>;
+            type Store = RedisStore<$mode, MeddlingConnection>;
             const LACKS: &'static [Capability] = $lacks;
 
             fn new() -> Self {
@@ -102,7 +102,7 @@ where
     for<'s> OnServer<'s, Lua>: Harness<T::Algorithm>,
     for<'s> OnServer<'s, Cas>: Harness<T::Algorithm>,
 {
-    for meddling in [|connection| connection, Meddled::clustered] {
+    for meddling in [|connection| connection, MeddlingConnection::clustered] {
         let (lua, cas) = (OnServer::<Lua>::shared(meddling), OnServer::<Cas>::shared(meddling));
         for property in properties {
             assert_eq!(broken::<T, _>(&lua, *property), None);
@@ -159,7 +159,7 @@ impl AlgorithmHarness for LargestNative {
 fn the_largest_limits_keep_the_laws() {
     // After the last moment nothing matters, so it tells nothing how long they are kept.
     are_kept::<Largest>(&[Property::Agrees, Property::AgreesAfterAChange]);
-    for meddling in [|connection| connection, Meddled::clustered] {
+    for meddling in [|connection| connection, MeddlingConnection::clustered] {
         let multi = OnServer::<Multi>::shared(meddling);
         assert_eq!(broken::<LargestNative, _>(&multi, Property::Agrees), None);
     }
@@ -244,7 +244,8 @@ fn reservations_are_kept_as_the_pure_step_keeps_them() {
     let named = |(n, text)| limit(&format!("l{n}"), text);
     let changed: Vec<_> = (0..).zip(limits.map(|(_, after)| after)).map(named).collect();
     let limits: Vec<_> = (0..).zip(limits.map(|(before, _)| before)).map(named).collect();
-    let servers = [|connection| connection, Meddled::clustered].map(OnServer::<Lua>::shared);
+    let servers =
+        [|connection| connection, MeddlingConnection::clustered].map(OnServer::<Lua>::shared);
     let ops = select(vec![
         Op::Acquire,
         Op::Acquire,

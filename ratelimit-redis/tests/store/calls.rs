@@ -43,7 +43,7 @@ const OUT: [&str; 2] = ["busy", "idle"];
 #[derive(Clone)]
 struct Gated {
     gate: Arc<Gate>,
-    store: RedisStore<Lua, Meddled>,
+    store: RedisStore<Lua, MeddlingConnection>,
 }
 
 type Task = JoinHandle<Result<Verdict, RedisError>>;
@@ -58,7 +58,7 @@ impl Gated {
     async fn built(server: &RedisServer, builder: Builder, wrong: Option<Wrong>) -> Self {
         let (open, refused) = (Semaphore::new(0), Mutex::default());
         let gate = Arc::new(Gate { open, refused, calls: AtomicUsize::new(0) });
-        let connection = meddled(server).await.clustered().holding();
+        let connection = meddling_connection(server).await.clustered().holding();
         let connection = connection.before_with(Arc::clone(&gate), |gate, words| async move {
             let is_call = usize::from(words.name() == "EVALSHA");
             gate.calls.fetch_add(is_call, Ordering::SeqCst);
@@ -540,7 +540,7 @@ async fn a_request_that_is_no_longer_polled_holds_no_other_back() {
             assert_eq!(kept.await.expect("decided").remaining(), 9);
         }
         // No request waits any more.
-        assert_eq!(left(&gated.store, &limit, "bob").await, 9);
+        assert_eq!(remaining_after_acquire(&gated.store, &limit, "bob").await, 9);
         gated.gate.closes();
     }
 }
@@ -548,7 +548,7 @@ async fn a_request_that_is_no_longer_polled_holds_no_other_back() {
 /// A network that fails under requests that share calls. Only those that rode in the failed one
 /// learn that their outcome is unknown, and it charged all of them, or none.
 async fn a_lost_call_is_indeterminate_for_those_that_rode_in_it(client: Client) {
-    let ((_server, proxy), shared) = (proxied(), limit("shared", "gcra 40/3650d"));
+    let ((_server, proxy), shared) = (server_behind_proxy(), limit("shared", "gcra 40/3650d"));
     let store = store(&proxy.url(), client).await;
     // From the second round on the server knows all scripts.
     for (key, executes) in [("warm", None), ("lost", Some(true)), ("cut", Some(false))] {

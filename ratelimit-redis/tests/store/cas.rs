@@ -31,9 +31,9 @@ async fn store(
     deadline: Duration,
     is_cluster: bool,
     before_writes: impl Fn(&mut RespClient) + Send + Sync + 'static,
-) -> RedisStore<Cas, Meddled> {
+) -> RedisStore<Cas, MeddlingConnection> {
     let port = server.port();
-    let connection = meddled(server).await.decided(move |words| {
+    let connection = meddling_connection(server).await.decided(move |words| {
         if ["EVAL", "EVALSHA", "SET"].contains(&words.name()) {
             before_writes(&mut RespClient::connect(port).expect("it is up"));
         }
@@ -112,7 +112,7 @@ async fn an_empty_value_is_none() {
             tell(&server, &["SET", &key(name), ""]);
         }
         let checks: Vec<_> = names.iter().map(|name| (&limit, *name, 1)).collect();
-        assert_eq!(admitted(&store, &checks, Op::Acquire, None).await.remaining(), 2);
+        assert_eq!(apply_admitted(&store, &checks, Op::Acquire, None).await.remaining(), 2);
     }
 }
 
@@ -124,17 +124,17 @@ async fn a_state_that_came_and_went_does_not_look_unchanged() {
     let first = plain(&server).await.in_mode::<Cas>();
     let writes = Arc::new(AtomicU64::new(0));
     let needed = (Arc::clone(&writes), window.clone(), first);
-    let held = meddled(&server).await;
+    let held = meddling_connection(&server).await;
     let held = held.before_with(needed, |(writes, window, first), words| async move {
         if words.name() == "SET" && writes.fetch_add(1, Ordering::Relaxed) == 0 {
-            let _ = admitted(&first, &[(&window, "a", 1)], Op::Acquire, None).await;
+            let _ = apply_admitted(&first, &[(&window, "a", 1)], Op::Acquire, None).await;
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
         Fate::Sent
     });
     let second = over(RedisStore::builder().cas().deadline(PATIENCE), held);
     // A window has begun since, so it admits the second as well; but not before it has read again.
-    let _ = admitted(&second, &[(&window, "a", 1)], Op::Acquire, None).await;
+    let _ = apply_admitted(&second, &[(&window, "a", 1)], Op::Acquire, None).await;
     assert!(writes.load(Ordering::Relaxed) > 1 || server.calls("evalsha").expect("it is up") > 0);
 }
 
@@ -144,7 +144,7 @@ async fn a_batch_reads_everything_in_one_round_trip() {
     let both = [(&limit, "a", 1), (&limit, "b", 1)];
     // A state and the time. Several keys, with the reservations under an id, are one transaction.
     for (checks, id, reads) in [(&both[..1], None, 2), (&both, None, 1), (&both, Some(7), 1)] {
-        let all_at_once = meddled(&server).await;
+        let all_at_once = meddling_connection(&server).await;
         let all = Arc::new(Barrier::new(reads));
         let all_at_once = all_at_once.before_with(all, move |all, words| async move {
             if ["GET", "TIME"].contains(&words.name()) {
@@ -153,7 +153,7 @@ async fn a_batch_reads_everything_in_one_round_trip() {
             Fate::Sent
         });
         let store = over(RedisStore::builder().cas().deadline(PATIENCE), all_at_once);
-        let _ = admitted(&store, checks, Op::Acquire, id).await;
+        let _ = apply_admitted(&store, checks, Op::Acquire, id).await;
     }
 }
 
@@ -208,7 +208,7 @@ async fn a_single_check_needs_no_scripting_if_the_server_has_ifeq() {
         let refund = apply(&store, &[(&limit, "a", 3)], Op::Refund, None).await;
         assert_eq!(refund.expect("decides").remaining(), 3);
         assert_eq!(store.state(&limit, "a").await.expect("reads"), None);
-        assert_eq!(left(&store, &limit, "a").await, 2);
+        assert_eq!(remaining_after_acquire(&store, &limit, "a").await, 2);
         let calls = |command| server.calls(command).expect("it is up");
         let scripted = calls("evalsha") + calls("eval") > 0;
         assert_eq!(scripted, !known, "{binary}: IFEQ is known: {known}");
@@ -219,11 +219,11 @@ async fn a_single_check_needs_no_scripting_if_the_server_has_ifeq() {
 #[tokio::test]
 async fn a_check_that_costs_nothing_is_not_written() {
     let (server, limit) = (server(), seldom());
-    let store = over(RedisStore::builder().cas(), meddled(&server).await.clustered());
+    let store = over(RedisStore::builder().cas(), meddling_connection(&server).await.clustered());
     for cost in [0, 1, 0] {
         let before = server.calls("set").expect("it is up");
         let both = [(&limit, "alice", 1), (&limit, "bob", cost)];
-        let _ = admitted(&store, &both, Op::Acquire, None).await;
+        let _ = apply_admitted(&store, &both, Op::Acquire, None).await;
         // A server that does not know IFEQ is asked once.
         let written = server.calls("set").expect("it is up") - before;
         assert!(cost > 0 || written == 1, "{written}");

@@ -17,7 +17,7 @@ const STOPPED: [&str; 8] =
 
 /// A store whose commands wait until the test lets them go.
 struct Gated {
-    store: Arc<RedisStore<Lua, Meddled>>,
+    store: Arc<RedisStore<Lua, MeddlingConnection>>,
     open: Arc<Semaphore>,
     /// The commands that wait, or went.
     calls: Arc<AtomicUsize>,
@@ -26,7 +26,7 @@ struct Gated {
 impl Gated {
     async fn new(server: &RedisServer, kind: &str) -> Self {
         let (open, calls) = (Arc::new(Semaphore::new(0)), Arc::new(AtomicUsize::new(0)));
-        let mut connection = meddled(server).await;
+        let mut connection = meddling_connection(server).await;
         if kind.ends_with("slots") {
             connection = connection.clustered();
         }
@@ -307,7 +307,7 @@ fn what_is_dropped_while_the_server_fails_is_given_back_and_holds_nothing() {
 
 fn is_given_back(client: &str, is_cas: bool, stage: Stage, fault: Fault) {
     let case = format!("{client}, cas: {is_cas}, {stage:?}, {fault:?}");
-    let (server, proxy) = proxied();
+    let (server, proxy) = server_behind_proxy();
     let url = with_option(&proxy.url(), &format!("client={client}"));
     leaves_nothing(&case, async {
         let builder = RedisStore::builder().deadline(Duration::from_millis(200));

@@ -153,7 +153,7 @@ impl Scene {
     }
 
     async fn new(client: Client, is_cas: bool) -> Self {
-        let (server, proxy) = proxied();
+        let (server, proxy) = server_behind_proxy();
         let [quiet, held] =
             [server.url(), proxy.url()].map(async |url| in_mode(store(&url, client).await, is_cas));
         let (quiet, held) = (quiet.await, held.await);

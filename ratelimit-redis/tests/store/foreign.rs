@@ -226,7 +226,7 @@ async fn a_foreign_reservation_is_left_by_a_peek_and_removed_by_a_write() {
 #[tokio::test]
 async fn across_slots_a_question_leaves_a_foreign_value_and_the_operation_removes_it() {
     let server = server();
-    let store = over(RedisStore::builder(), meddled(&server).await.clustered());
+    let store = over(RedisStore::builder(), meddling_connection(&server).await.clustered());
     for place in places(&store, "b") {
         let Place { store, limit, .. } = &place;
         let both = [(limit, "a", 1), (limit, "b", 1)];

@@ -85,7 +85,7 @@ async fn a_fred_pool_serves() {
 type Loses = fn(&FaultProxy, &str, usize);
 
 async fn one_server<I: IntoConnection>(connect: impl AsyncFn(u16) -> I) {
-    let (server, proxy) = proxied();
+    let (server, proxy) = server_behind_proxy();
     decides(connect(server.port()).await).await;
     let client = connect(proxy.port()).await.into_connection().expect("one server");
     assert!(!client.is_cluster());
@@ -103,7 +103,7 @@ async fn one_server<I: IntoConnection>(connect: impl AsyncFn(u16) -> I) {
         // A client of its own, since the proxy cuts the connection, and another one looks.
         let store = RedisStore::builder().deadline(PATIENCE).over(connect(proxy.port()).await);
         let store = store.expect("a prefix");
-        assert_eq!(left(&store, &seldom(), key).await, 2);
+        assert_eq!(remaining_after_acquire(&store, &seldom(), key).await, 2);
         loses(&proxy, "EVALSHA", 1);
         fails(acquire(&store, &seldom(), key).await, ErrorKind::Indeterminate, "");
         assert_eq!(peek(&plain(&server).await, &seldom(), key).await, due, "{key}: once, or never");
@@ -113,7 +113,7 @@ async fn one_server<I: IntoConnection>(connect: impl AsyncFn(u16) -> I) {
 
     let builder = RedisStore::builder().deadline(Duration::from_secs(1));
     let store = builder.over(connect(server.port()).await).expect("a prefix");
-    let _ = left(&store, &seldom(), "gone").await;
+    let _ = remaining_after_acquire(&store, &seldom(), "gone").await;
     server.stop();
     for _ in 0..3 {
         let begun = Instant::now();
@@ -133,7 +133,7 @@ async fn a_refused_connection_is_unavailable_if_the_client_reports_it() {
     let server = server();
     let store = RedisStore::builder().deadline(PATIENCE).over(manager(server.port()).await);
     let (store, limit) = (store.expect("a prefix"), seldom());
-    assert_eq!(left(&store, &limit, "a").await, 2);
+    assert_eq!(remaining_after_acquire(&store, &limit, "a").await, 2);
     server.stop();
     let error = acquire(&store, &limit, "a").await.expect_err("it is gone");
     assert!(is_gone(&error), "{error}");

@@ -70,7 +70,11 @@ async fn heals<M: Mode>(store: RedisStore<M>, limits: Limits<AnyAlgorithm>) {
     let _ = apply(&store, &limits, "in time", (Op::Acquire, 7, Now::Store)).await;
     let in_time = peek().await;
     let (health, says) = (store.health().await, "from the future, by up to 8");
-    assert!(health.is_ready() && told(&health).contains(says), "{}", told(&health));
+    assert!(
+        health.is_ready() && findings_in_words(&health).contains(says),
+        "{}",
+        findings_in_words(&health)
+    );
 
     let due = CALLERS.len() * limits.as_slice().len();
     let found = heal(DRY).await;
@@ -112,7 +116,7 @@ async fn heals_one<A: Algorithm + Clone, M: Mode + Mode<A>>(
     let limits = Limits::new([limit.clone()]).expect("one");
     let charged = apply_at(&store, &[(limit, "alice", 7)], Op::Acquire, None, later(24)).await;
     assert!(charged.expect("it answers").allowed(), "{case}");
-    let found = told(&store.health().await);
+    let found = findings_in_words(&store.health().await);
     let says = "states that were sampled are from the future, by up to 8";
     assert!(found.contains(says), "{case}: {found}");
     let state = store.state(limit, "alice").await.expect("it answers").expect("charged");
@@ -159,7 +163,7 @@ async fn reports_the_newest<M: Mode>(store: RedisStore<M>, limit: &Limit<AnyAlgo
             let decided = apply_at(&store, &charge, Op::Acquire, None, time).await;
             assert!(decided.expect("it answers").allowed(), "{}", limit.name());
         }
-        let found = told(&store.health().await);
+        let found = findings_in_words(&store.health().await);
         let says = "are from the future, by up to 1";
         assert!(found.contains(says), "{}: {found}", limit.name());
         let both = [(limit, "alice", 1), (&beside, "alice", 1)];
@@ -222,7 +226,7 @@ async fn a_key_that_others_always_change_is_skipped() {
     for key in ["alice", "bob"] {
         let _ = apply(&quiet, &limits, key, (Op::Acquire, 7, later(24))).await;
     }
-    let connection = meddled(&server).await;
+    let connection = meddling_connection(&server).await;
     let needed = (quiet, limits.clone());
     let connection = connection.before_with(needed, |(aside, limits), words| async move {
         if words.about("alice") && words.has_any(&["SET", "put"]) {
@@ -246,7 +250,7 @@ async fn a_clock_that_differs_from_the_programs_or_cannot_be_is_reported() {
     ] {
         clock.set_ahead(ahead_s).expect("its directory is there");
         let health = plain(&server).await.health().await;
-        let told = told(&health);
+        let told = findings_in_words(&health);
         assert_eq!((health.is_ready(), told.contains(says)), (is_ready, true), "{told}");
         assert_eq!(health.findings().len(), usize::from(ahead_s != 0), "{told}");
     }

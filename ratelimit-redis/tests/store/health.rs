@@ -37,13 +37,13 @@ async fn found(store: &RedisStore) -> [Health; 3] {
 
 #[track_caller]
 fn is_well(health: &Health, servers: usize) {
-    assert!(health.is_ready() && health.findings().is_empty(), "{}", told(health));
+    assert!(health.is_ready() && health.findings().is_empty(), "{}", findings_in_words(health));
     assert_eq!(health.servers().len(), servers);
 }
 
 #[track_caller]
 fn says(health: &Health, is_ready: bool, words: &str) {
-    let told = told(health);
+    let told = findings_in_words(health);
     assert!(health.is_ready() == is_ready && told.contains(words), "{words}: {told}");
 }
 
@@ -111,7 +111,7 @@ async fn health_checks_every_master_of_a_cluster_whatever_the_tag(client: Client
     let deny = |node: usize| tell(&cluster.nodes()[node], &["ACL", "SETUSER", "default", "-hset"]);
     deny(1);
     let health = connect(&url).await.health().await;
-    assert_eq!(health.findings().len(), 1, "{}", told(&health));
+    assert_eq!(health.findings().len(), 1, "{}", findings_in_words(&health));
     says(&health, false, &cluster.nodes()[1].port().to_string());
     // A cluster's node that is used without a cluster URL.
     let alone = with_client(&cluster.nodes()[0].url(), client);
@@ -132,7 +132,7 @@ async fn health_checks_every_master_of_a_cluster_whatever_the_tag(client: Client
         let begin = Instant::now();
         let health = store.health().await;
         assert!(begin.elapsed() < Duration::from_millis(500), "{tag:?}: {:?}", begin.elapsed());
-        assert_eq!(health.findings().len(), masters, "{tag:?}: {}", told(&health));
+        assert_eq!(health.findings().len(), masters, "{tag:?}: {}", findings_in_words(&health));
     }
     // fred cannot connect to any node of a cluster that is down, which is reported as well.
     for node in cluster.nodes() {
@@ -141,7 +141,7 @@ async fn health_checks_every_master_of_a_cluster_whatever_the_tag(client: Client
     let store = connect(&url).await;
     let health = until(async || {
         let (health, says) = (store.health().await, ["16383 of 16384", "CLUSTERDOWN"]);
-        let told = told(&health);
+        let told = findings_in_words(&health);
         if says.iter().any(|says| told.contains(says)) { Ok(health) } else { Err(told) }
     });
     assert!(!health.await.is_ready());
@@ -160,7 +160,7 @@ async fn the_permissions_for_a_cluster_suffice_and_a_missing_one_is_named(client
     for (mode, commands) in MODES.into_iter().enumerate() {
         let rights = format!("{commands} {ON_A_CLUSTER}");
         let store = connect(&allowed(cluster.nodes(), &cluster.url(), &rights, client)).await;
-        let told = told(&found(&store).await[mode]);
+        let told = findings_in_words(&found(&store).await[mode]);
         // The three things that it may not read, on each of three masters.
         assert!(told.lines().count() == 9 && !told.contains("error"), "{mode}: {told}");
         assert!(told.contains("+info") && told.contains("+cluster|info"), "{told}");
@@ -186,7 +186,7 @@ async fn the_permissions_for_a_cluster_suffice_and_a_missing_one_is_named(client
         let rights = format!("{} {ON_A_CLUSTER} +info +cluster|info -{missing}", Lua::COMMANDS);
         let url = allowed(cluster.nodes(), &cluster.url(), &rights, client);
         let told = match RedisStore::connect(&url).await {
-            Ok(store) => told(&store.health().await),
+            Ok(store) => findings_in_words(&store.health().await),
             Err(error) => error.to_string(),
         };
         assert!(told.contains(missing) && told.contains("ACL SETUSER"), "{missing}: {told}");
@@ -222,7 +222,7 @@ async fn a_missing_permission_is_named_in_every_mode() {
             for words in [command, "ACL SETUSER", "~rl:*"] {
                 says(health, false, words);
             }
-            assert!(!told(health).contains("s3cret"), "{}", told(health));
+            assert!(!findings_in_words(health).contains("s3cret"), "{}", findings_in_words(health));
         }
     }
 }

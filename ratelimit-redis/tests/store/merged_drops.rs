@@ -4,7 +4,7 @@ use crate::common::prelude::*;
 use ratelimit_simulation::{FaultyRounds, MOST_REQUESTS};
 
 async fn an_order_explains_all_answers_while_others_are_dropped(client: Client) {
-    let (server, proxy) = proxied();
+    let (server, proxy) = server_behind_proxy();
     let store = store(&proxy.url(), client).await;
     FaultyRounds::new(store, proxy).are_explained().await;
     // Requests of one key share calls.

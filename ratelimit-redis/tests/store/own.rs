@@ -119,7 +119,7 @@ async fn a_charge_without_undo_stays_across_slots() {
     let (server, limit) = (server(), named("once", Trial(3)));
     let port = server.port();
     // Another program takes Bob's place between the question and the charge.
-    let connection = meddled(&server).await.clustered().decided(move |words| {
+    let connection = meddling_connection(&server).await.clustered().decided(move |words| {
         if words.asks("reserve", "bob") {
             let used = ["HSET", "rl:1::{bob}", "once", "trial \u{3}\0\0\0\0\0\0\0\0\0\0\0\0\0"];
             let mut client = RespClient::connect(port).expect("it is up");

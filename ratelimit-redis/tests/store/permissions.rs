@@ -103,7 +103,7 @@ async fn a_key_lives_as_long_as_its_state_after_a_permission_was_missing() {
             let refused = apply(&on.store, &checks, op, None).await;
             fails(refused, ErrorKind::Config, "ACL SETUSER");
             on.set("+pexpire");
-            let state = admitted(&on.store, &checks, op, None).await;
+            let state = apply_admitted(&on.store, &checks, op, None).await;
             let life_ms = number(&on.server, &["PTTL", &on.store.key(limit, key)]);
             let least_ms = state.reset_after().as_millis() - 2_000;
             assert!(
@@ -120,7 +120,7 @@ async fn a_request_for_two_keys_is_charged_for_both_or_for_none() {
     let on = Permitting::start().await;
     let (ip, user) = (limit("ip", "gcra 9/h"), limit("user", "fixed-window 9/3650d"));
     // The first key lives for long enough already.
-    let _ = admitted(&on.store, &[(&user, "user", 1)], Op::Acquire, None).await;
+    let _ = apply_admitted(&on.store, &[(&user, "user", 1)], Op::Acquire, None).await;
     on.set("-pexpire");
     for id in [None, Some(7)] {
         let both = [(&user, "user", 1), (&ip, "ip", 1)];

@@ -103,7 +103,7 @@ async fn a_full_server_charges_nothing_in_any_algorithm() {
     }
     tell(&server, &["CONFIG", "SET", "maxmemory", "0"]);
     for limit in every(3) {
-        assert_eq!(left(&store, &limit, "b").await, 2);
+        assert_eq!(remaining_after_acquire(&store, &limit, "b").await, 2);
     }
 }
 

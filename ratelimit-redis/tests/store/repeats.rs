@@ -52,7 +52,7 @@ async fn a_request_that_breaks_off_anywhere_and_is_repeated_counts_once() {
     let (mut cases, mut broken) = (0, 0);
     for is_cluster in [false, true] {
         let connection = || async {
-            let connection = meddled(&server).await;
+            let connection = meddling_connection(&server).await;
             if is_cluster { connection.clustered() } else { connection }
         };
         let breaking = connection().await;

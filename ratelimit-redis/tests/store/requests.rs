@@ -195,7 +195,7 @@ async fn requests_of_one_call_are_decided_each_by_its_own_numbers() {
         for which in [0, 1] {
             let checks: Vec<_> =
                 limits.iter().map(|of| (&of[which].0, before.as_str(), 1)).collect();
-            let _ = admitted(&store, &checks, Op::Acquire, None).await;
+            let _ = apply_admitted(&store, &checks, Op::Acquire, None).await;
         }
         let (key, mut used, mut due) = (format!("k{nth}"), 0, Vec::new());
         let asked = (0..24_usize).map(|n| (usize::from(n % 5 < 2), 1 + n as u64 % 2));

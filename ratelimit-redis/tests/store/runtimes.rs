@@ -27,7 +27,7 @@ async fn one_runtime_after_another_is_served(client: Client) {
     let store = lazy(&server.url(), client);
     for turn in 1..=8 {
         let (store, limit) = (store.clone(), limit.clone());
-        let asked = move || runtime().block_on(left(&store, &limit, "a"));
+        let asked = move || runtime().block_on(remaining_after_acquire(&store, &limit, "a"));
         assert_eq!(aside(asked).await, 1_000 - turn);
     }
 }
@@ -42,7 +42,7 @@ async fn threads_that_block_now_and_then_are_served(client: Client) {
             std::thread::spawn(move || {
                 let own = runtime();
                 for _ in 0..20 {
-                    own.block_on(left(&store, &limit, "a"));
+                    own.block_on(remaining_after_acquire(&store, &limit, "a"));
                 }
             })
         })
@@ -105,12 +105,12 @@ async fn are_accounted_for(store: &RedisStore, limit: &Limit<AnyAlgorithm>, aske
 
 /// What was sent on the runtime is in doubt; what waited is sent anew. Others are served at once.
 async fn what_waits_on_a_runtime_that_ends_is_sent_anew(client: Client) {
-    let ((_server, proxy), limit) = (proxied(), many());
+    let ((_server, proxy), limit) = (server_behind_proxy(), many());
     let (first, others) = (driven_runtime(), driven_runtime());
     let store = lazy(&proxy.url(), client);
     let (on_first, its_limit) = (store.clone(), limit.clone());
     let first = aside(move || {
-        first.block_on(left(&on_first, &its_limit, "warm"));
+        first.block_on(remaining_after_acquire(&on_first, &its_limit, "warm"));
         first
     })
     .await;
@@ -126,7 +126,7 @@ async fn what_waits_on_a_runtime_that_ends_is_sent_anew(client: Client) {
     others.spawn(turns()).await.expect("no panic");
     aside(move || drop(first)).await;
     proxy.hang(false);
-    assert_eq!(left(&store, &limit, "other").await, 999);
+    assert_eq!(remaining_after_acquire(&store, &limit, "other").await, 999);
     are_accounted_for(&store, &limit, asked).await;
     others.shutdown_background();
 }
@@ -134,12 +134,12 @@ async fn what_waits_on_a_runtime_that_ends_is_sent_anew(client: Client) {
 /// A runtime of one thread has requests out and waiting, and no thread drives it any more. Others
 /// are served at once, and so are its own requests when it is driven again.
 async fn a_runtime_that_stands_still_holds_no_other_back(client: Client) {
-    let ((_server, proxy), limit) = (proxied(), many());
+    let ((_server, proxy), limit) = (server_behind_proxy(), many());
     let store = lazy(&proxy.url(), client);
     let (its_store, its_limit) = (store.clone(), limit.clone());
     let begun = move || {
         let still = runtime();
-        still.block_on(left(&its_store, &its_limit, "warm"));
+        still.block_on(remaining_after_acquire(&its_store, &its_limit, "warm"));
         proxy.hang(true);
         let asked = begin(&still, &its_store, &its_limit, WAIT + 2);
         still.block_on(turns());
@@ -148,7 +148,7 @@ async fn a_runtime_that_stands_still_holds_no_other_back(client: Client) {
     };
     let (still, asked, _proxy) = aside(begun).await;
     for turn in 1..=WAIT as u64 {
-        assert_eq!(left(&store, &limit, "other").await, 1_000 - turn);
+        assert_eq!(remaining_after_acquire(&store, &limit, "other").await, 1_000 - turn);
     }
     aside(move || {
         still.block_on(async {
@@ -163,7 +163,7 @@ async fn a_runtime_that_stands_still_holds_no_other_back(client: Client) {
 
 /// The error of a request that relies on a runtime which the user named tells what to do.
 async fn a_named_runtime_that_does_not_run_is_named_in_the_error(client: Client) {
-    let ((server, proxy), limit) = (proxied(), many());
+    let ((server, proxy), limit) = (server_behind_proxy(), many());
     let named = runtime();
     let named_in = |deadline| {
         RedisStore::builder().runtime(named.handle().clone()).deadline(deadline).client(client)
@@ -175,19 +175,22 @@ async fn a_named_runtime_that_does_not_run_is_named_in_the_error(client: Client)
     // Once it has ended, the store leaves it.
     let store = named_in(PATIENCE).connect_lazy(&server.url()).expect("a URL");
     let (its_store, its_limit) = (store.clone(), limit.clone());
-    aside(move || drop((named.block_on(left(&its_store, &its_limit, "a")), named))).await;
-    assert_eq!(left(&store, &limit, "a").await, 998);
+    aside(move || {
+        drop((named.block_on(remaining_after_acquire(&its_store, &its_limit, "a")), named))
+    })
+    .await;
+    assert_eq!(remaining_after_acquire(&store, &limit, "a").await, 998);
 }
 
 /// A store with a thread of its own from the start depends on no caller.
 async fn a_store_on_its_own_thread_is_served_by_it(client: Client) {
     let (server, limit) = (server(), many());
     let store = built(RedisStore::builder().own_thread(), &server.url(), client);
-    assert_eq!(left(&store, &limit, "a").await, 999);
+    assert_eq!(remaining_after_acquire(&store, &limit, "a").await, 999);
     let (elsewhere, its_limit) = (store.clone(), limit.clone());
-    let asked = move || runtime().block_on(left(&elsewhere, &its_limit, "a"));
+    let asked = move || runtime().block_on(remaining_after_acquire(&elsewhere, &its_limit, "a"));
     assert_eq!(aside(asked).await, 998);
-    assert_eq!(left(&store, &limit, "a").await, 997);
+    assert_eq!(remaining_after_acquire(&store, &limit, "a").await, 997);
 }
 
 with_each_client! {

@@ -13,7 +13,7 @@ use crate::common::prelude::*;
 /// A store, and each command that it has sent.
 struct Wire {
     server: RedisServer,
-    store: RedisStore<ratelimit_redis::Lua, Meddled>,
+    store: RedisStore<ratelimit_redis::Lua, MeddlingConnection>,
     sent: Arc<Mutex<Vec<Words>>>,
 }
 
@@ -21,7 +21,7 @@ impl Wire {
     async fn new() -> Self {
         let (server, sent) = (server(), Arc::<Mutex<Vec<Words>>>::default());
         let log = Arc::clone(&sent);
-        let connection = meddled(&server).await.decided(move |words| {
+        let connection = meddling_connection(&server).await.decided(move |words| {
             log.lock().expect("no panic").push(words.clone());
             Fate::Sent
         });
@@ -190,7 +190,8 @@ async fn a_busy_caller_is_seldom_looked_through() {
     let store = plain(&server).await;
     for caller in 0..9 {
         for _ in 0..9 {
-            let _ = admitted(&store, &[(&limit, &format!("{caller}"), 9)], Op::Acquire, None).await;
+            let _ = apply_admitted(&store, &[(&limit, &format!("{caller}"), 9)], Op::Acquire, None)
+                .await;
         }
     }
     // At most once in 70 minutes for each.

@@ -35,7 +35,10 @@ async fn one_live_seed_is_enough_to_find_the_cluster(client: Client) {
     {
         let store = store(&format!("redis-cluster://{seeds}"), client).await;
         for key in ["x", "y", "z", "v", "w"] {
-            assert_eq!(left(&store, &seldom(), &format!("seeds-{n}-{key}")).await, 2);
+            assert_eq!(
+                remaining_after_acquire(&store, &seldom(), &format!("seeds-{n}-{key}")).await,
+                2
+            );
         }
     }
     let silent = format!("redis-cluster://127.0.0.1:{},127.0.0.1:{}", away.port(), hangs.port());
@@ -59,14 +62,14 @@ async fn during_a_migration_each_key_is_decided_where_it_lies(client: Client) {
     let owner = cluster.master_of(cluster.slot_of("{a}")).expect("an owner");
     let store = store(&cluster.url(), client).await;
     // Another limit's key in the same slot, so one key is there and the other is not.
-    assert_eq!(left(&store, &seldom(), "a").await, 2);
+    assert_eq!(remaining_after_acquire(&store, &seldom(), "a").await, 2);
     moving(RedisCluster::begin_migration, fourth).await;
     // The server that gets the request does not know the script.
     cluster.flush_scripts().expect("flushed");
-    assert_eq!(left(&store, &seldom(), "a").await, 1);
+    assert_eq!(remaining_after_acquire(&store, &seldom(), "a").await, 1);
     let new = store.key(&logged(), "a");
     for due in [2, 1] {
-        assert_eq!(left(&store, &logged(), "a").await, due, "by ASK");
+        assert_eq!(remaining_after_acquire(&store, &logged(), "a").await, due, "by ASK");
     }
     let mut there = cluster.nodes()[fourth].client().expect("it is up");
     there.command(&["ASKING"]).expect("asking").ok().expect("asking");
@@ -74,8 +77,8 @@ async fn during_a_migration_each_key_is_decided_where_it_lies(client: Client) {
     // Each step of a transaction goes through ASK too.
     three_and_no_more(&store.in_mode::<Multi>(), &attempts(), "a").await;
     moving(RedisCluster::finish_migration, fourth).await;
-    assert_eq!(left(&store, &seldom(), "a").await, 0);
-    assert_eq!(left(&store, &logged(), "a").await, 0);
+    assert_eq!(remaining_after_acquire(&store, &seldom(), "a").await, 0);
+    assert_eq!(remaining_after_acquire(&store, &logged(), "a").await, 0);
     moving(RedisCluster::migrate, owner).await;
     assert!(!acquire(&store, &logged(), "a").await.expect("decided").allowed());
 }
@@ -131,7 +134,7 @@ async fn gathered_requests_of_a_slot_on_its_way_are_each_decided_once(client: Cl
     let (slot, owner, other) = places(&tenant);
     let key = |n: usize| format!("{tenant}/{n}");
     for n in 0..16 {
-        assert_eq!(left(&store, &seldom(), &key(n)).await, 2);
+        assert_eq!(remaining_after_acquire(&store, &seldom(), &key(n)).await, 2);
     }
     aside(move || cluster().begin_migration(slot, other)).await.expect("begun");
     for n in 0..8 {
@@ -214,7 +217,7 @@ async fn a_hundred_redirected_callers_share_one_look_up(client: Client) {
     let store = store(&cluster.url(), client).await;
     let slot = cluster.slot_of("{a}");
     let other = (cluster.master_of(slot).expect("an owner") + 1) % 3;
-    assert_eq!(left(&store, &seldom(), "a").await, 2);
+    assert_eq!(remaining_after_acquire(&store, &seldom(), "a").await, 2);
     let moving = Arc::clone(&cluster);
     aside(move || moving.migrate(slot, other)).await.expect("moved");
     let (before, begin) = (looks(&cluster), Instant::now());
@@ -231,14 +234,14 @@ async fn a_hundred_redirected_callers_share_one_look_up(client: Client) {
     let made = looks(&cluster) - before;
     assert!(u128::from(made) <= most, "{made} looks, and at most {most} are due");
     until(async || {
-        left(&store, &seldom(), "a").await;
+        remaining_after_acquire(&store, &seldom(), "a").await;
         (looks(&cluster) > before).then_some(()).ok_or("no look-up begins")
     })
     .await;
     // The owner that was learnt is not looked up again.
     let (looked, moved) = (looks(&cluster), errors(&cluster, "MOVED"));
     for _ in 0..100 {
-        left(&store, &seldom(), "a").await;
+        remaining_after_acquire(&store, &seldom(), "a").await;
     }
     assert_eq!((looks(&cluster), errors(&cluster, "MOVED")), (looked, moved));
 }
@@ -257,7 +260,7 @@ async fn a_slot_that_has_no_owner_for_a_moment_is_waited_for_and_then_refused(cl
         }
     };
     let known = store(&cluster.url(), client).await;
-    assert_eq!(left(&known, &seldom(), "a").await, 2);
+    assert_eq!(remaining_after_acquire(&known, &seldom(), "a").await, 2);
     all("DELSLOTS", cluster.nodes());
     // To one of them the owner is known, to the other it is not.
     let fresh = store(&cluster.url(), client).await;
@@ -279,7 +282,7 @@ async fn a_slot_that_has_no_owner_for_a_moment_is_waited_for_and_then_refused(cl
         let before = asked();
         let asking = {
             let store = store.clone();
-            tokio::spawn(async move { left(&store, &seldom(), "a").await })
+            tokio::spawn(async move { remaining_after_acquire(&store, &seldom(), "a").await })
         };
         until(async || (asked() > before).then_some(()).ok_or("no server was asked")).await;
         assert!(!asking.is_finished(), "it waits");

@@ -76,7 +76,7 @@ async fn a_thousand_callers_of_no_server_connect_a_few_times(client: Client) {
 }
 
 async fn short_deadlines_do_not_prevent_a_connection(client: Client) {
-    let (_server, proxy) = proxied();
+    let (_server, proxy) = server_behind_proxy();
     proxy.hang(true);
     let store = lazy(&proxy.url(), client, Duration::from_millis(50));
     for _ in 0..5 {
@@ -128,7 +128,7 @@ impl Pinging {
 }
 
 async fn one_timeout_does_not_end_the_shared_connection(client: Client) {
-    let (server, proxy) = proxied();
+    let (server, proxy) = server_behind_proxy();
     let connection = Pinging::to(&proxy, client, PATIENCE).await;
     // A request that has expired is not even sent.
     let words = ["SET", "a", "1"].map(Argument::Text);
@@ -147,7 +147,7 @@ async fn one_timeout_does_not_end_the_shared_connection(client: Client) {
 async fn a_silent_connection_is_replaced(client: Client) {
     let limit = Duration::from_millis(200);
     for waits in [true, false] {
-        let (_server, proxy) = proxied();
+        let (_server, proxy) = server_behind_proxy();
         let connection = Pinging::to(&proxy, client, limit).await;
         proxy.hang(true);
         let left = async {
@@ -185,7 +185,7 @@ async fn a_hanging_shard_does_not_delay_the_others(client: Client) {
         let mut tasks = JoinSet::new();
         for key in keys {
             let (store, key) = (store.clone(), key.clone());
-            tasks.spawn(async move { left(&store, &seldom(), &key).await });
+            tasks.spawn(async move { remaining_after_acquire(&store, &seldom(), &key).await });
         }
         tasks
     };
@@ -217,7 +217,7 @@ async fn a_server_is_reached_at_its_unix_socket(client: Client) {
         tell(&server, &["CLIENT", "KILL", "TYPE", "normal"]);
         let _ = until(async || acquire(&store, &seldom(), "b").await).await;
         let reset = [(&seldom(), "a", 1), (&seldom(), "b", 1)];
-        let _ = admitted(&store, &reset, Op::Reset, None).await;
+        let _ = apply_admitted(&store, &reset, Op::Reset, None).await;
         let health = store.health().await;
         assert!(health.is_ready() && &*health.servers()[0].address == path, "{health:?}");
     }
@@ -243,14 +243,14 @@ with_each_client! {
 
 /// What remains for a caller of this runtime.
 fn left_on(runtime: &Runtime, store: &RedisStore) -> u64 {
-    runtime.block_on(left(store, &seldom(), "a"))
+    runtime.block_on(remaining_after_acquire(store, &seldom(), "a"))
 }
 
 /// Shared work starts on the runtime that the builder was given, on whichever runtime the first
 /// caller is.
 async fn the_given_runtime_connects(client: Client) {
     aside(move || {
-        let (_server, proxy) = proxied();
+        let (_server, proxy) = server_behind_proxy();
         let given = driven_runtime();
         let builder = RedisStore::builder().deadline(PATIENCE).runtime(given.handle().clone());
         let url = with_client(&proxy.url(), client);

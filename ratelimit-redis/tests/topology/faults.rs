@@ -28,7 +28,7 @@ struct Place {
 
 impl Place {
     fn one() -> Arc<Self> {
-        let (server, proxy) = proxied();
+        let (server, proxy) = server_behind_proxy();
         let (url, one) = (proxy.url(), Some((server, proxy)));
         Arc::new(Self { url, kind: "server", one, cluster: None, _alone: None })
     }

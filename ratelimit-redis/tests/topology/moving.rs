@@ -27,7 +27,7 @@ fn is_to_be_repeated(error: &impl StoreError) -> bool {
 
 /// The remaining cost of each key, once nothing changes any more: all requests of callers that gave
 /// up have been executed.
-async fn left(store: &Any, limit: &Limit<AnyAlgorithm>) -> Vec<u64> {
+async fn remaining_after_acquire(store: &Any, limit: &Limit<AnyAlgorithm>) -> Vec<u64> {
     let (mut before, mut same) = (Vec::new(), 0);
     while same < 10 {
         tokio::time::sleep(Duration::from_millis(5)).await;
@@ -83,7 +83,7 @@ async fn contest(store: &Any, limit: &Limit<AnyAlgorithm>, is_patient: bool) {
         tasks.spawn(ask(Arc::clone(store), limit.clone(), task, is_patient, Arc::clone(&seen)));
     }
     tasks.join_all().await;
-    for (place, left) in left(store, limit).await.into_iter().enumerate() {
+    for (place, left) in remaining_after_acquire(store, limit).await.into_iter().enumerate() {
         let count = |of: &[AtomicU64; 3]| of[place].load(Ordering::SeqCst);
         let (admitted, stopped) = (count(&seen.admitted), count(&seen.stopped));
         let charged = CAPACITY - left;
@@ -145,7 +145,7 @@ async fn reserved(store: &Any, limit: &Limit<AnyAlgorithm>) {
         tasks.spawn(reserve_and_cancel(Arc::clone(store), limit.clone(), task, reserved));
     }
     tasks.join_all().await;
-    let _ = left(store, limit).await;
+    let _ = remaining_after_acquire(store, limit).await;
     // Reservations that were executed after their callers gave up, and cancelled here.
     for id in 1..=TASKS * REQUESTS {
         cancel(store, limit, id.into()).await;
@@ -153,7 +153,7 @@ async fn reserved(store: &Any, limit: &Limit<AnyAlgorithm>) {
     // A bucket that was charged meanwhile keeps the part that may have refilled.
     let rounded = matches!(limit.algorithm(), AnyAlgorithm::Gcra(_));
     let due = CAPACITY - u64::from(rounded)..=CAPACITY;
-    let left = left(store, limit).await;
+    let left = remaining_after_acquire(store, limit).await;
     assert!(left.iter().all(|left| due.contains(left)), "{}: {left:?}", limit.name());
 }
 

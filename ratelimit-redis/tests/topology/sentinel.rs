@@ -13,7 +13,7 @@ async fn a_sentinel_that_hangs_or_is_down_does_no_harm(client: Client) {
     let places = [hangs.port(), away.port(), second].map(|port| format!("127.0.0.1:{port}"));
     let begin = Instant::now();
     let store = store(&format!("redis-sentinel://{}", places.join(",")), client).await;
-    assert_eq!(left(&store, &seldom(), "a").await, 2);
+    assert_eq!(remaining_after_acquire(&store, &seldom(), "a").await, 2);
     assert!(begin.elapsed() < PATIENCE / 2, "{:?}", begin.elapsed());
     for url in [hangs.url(), away.url()] {
         let url = url.replace("redis://", "redis-sentinel://");
@@ -35,13 +35,13 @@ async fn servers_and_sentinels_have_logins_of_their_own(client: Client) {
     let sentinels = RedisSentinels::start_with(binary, &["--requirepass", "s3cret"]);
     let sentinels = sentinels.expect("sentinels");
     let url = sentinels.url().replace("//", "//:s3cret@");
-    assert_eq!(left(&store(&url, client).await, &seldom(), "a").await, 2);
+    assert_eq!(remaining_after_acquire(&store(&url, client).await, &seldom(), "a").await, 2);
     fails(store_within(PATIENCE, &sentinels.url(), client).await, ErrorKind::Config, "");
     for sentinel in sentinels.sentinels() {
         tell(sentinel, &["ACL", "SETUSER", "asks", "on", ">wh3re", "+@all"]);
     }
     let locked = format!("{url}?sentinel-user=asks&sentinel-password=wh3re");
-    assert_eq!(left(&store(&locked, client).await, &seldom(), "a").await, 1);
+    assert_eq!(remaining_after_acquire(&store(&locked, client).await, &seldom(), "a").await, 1);
     let error = store_within(PATIENCE, &locked.replace("wh3re", "n0where"), client).await;
     let said = fails(error, ErrorKind::Config, "sentinel-password=");
     assert!(!said.contains("n0where"), "{said}");

@@ -98,7 +98,7 @@ fn the_bounds_hold_for_fleets_with_all_layers() {
 /// The same seed gives the same run, so that one that fails can be tried again.
 #[test]
 fn a_seed_decides_the_whole_run() {
-    for seed in [1, 2, 5, 99] {
+    for seed in [1, 2, 5] {
         let runs = [0; 2].map(|_| {
             let exact = exact::run(&exact::Plan::from_seed(seed));
             format!("{exact:?} {:?}", fleet::run(&fleet::Plan::from_seed(seed)))

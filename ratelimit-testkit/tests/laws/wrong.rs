@@ -134,7 +134,6 @@ struct Entry {
     sweep_at: Option<Timestamp>,
 }
 
-/// What a store keeps.
 #[derive(Default)]
 struct Contents {
     entries: HashMap<Key, Entry>,

@@ -15,7 +15,7 @@ use tokio::time::{Instant, sleep};
 use crate::common::{ask, limit, operate};
 use ratelimit_simulation::SimulatedClock;
 
-const TASKS: u64 = 200;
+const TASKS: u64 = 100;
 const LASTS: Duration = Duration::from_secs(2);
 
 /// A store that is so many milliseconds away, there and back, at least and at most.

@@ -97,7 +97,7 @@ async fn a_request_that_is_kept_at_any_await_costs_no_other_anything(client: Cli
 type Begins = fn(&Runtime, &RedisStore, &FaultProxy);
 
 fn connects_on(runtime: &Runtime, store: &RedisStore, _: &FaultProxy) {
-    assert_eq!(runtime.block_on(left(store, &seldom(), "a")), 2);
+    assert_eq!(runtime.block_on(remaining_after_acquire(store, &seldom(), "a")), 2);
 }
 
 /// Begins a request on this runtime, which hangs, and leaves it there.

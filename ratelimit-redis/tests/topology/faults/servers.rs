@@ -90,7 +90,7 @@ async fn health_raises_an_alarm_when_limits_may_have_been_evicted(client: Client
             })
             .await;
         traffic.answers(50).await;
-        let told = told(&traffic.asks().store.health().await);
+        let told = findings_in_words(&traffic.asks().store.health().await);
         assert!(told.contains("has removed") && told.contains("noeviction"), "{told}");
     })
     .await;
@@ -176,7 +176,9 @@ async fn strange_keys_share_no_state_and_cost_no_other_key_anything(client: Clie
         let store: &RedisStore = &traffic.asks().store;
         let numbers: Vec<_> = (0..strange_keys()).collect();
         for chunk in numbers.chunks(200) {
-            let asked = chunk.iter().map(async |n| left(store, &seldom(), &strange_key(*n)).await);
+            let asked = chunk
+                .iter()
+                .map(async |n| remaining_after_acquire(store, &seldom(), &strange_key(*n)).await);
             assert!(join_all(asked).await.iter().all(|left| *left == 2), "two share a state");
             traffic.asks().decided(chunk.len());
         }

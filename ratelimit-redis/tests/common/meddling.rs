@@ -61,7 +61,7 @@ type Before = Arc<dyn Fn(Words) -> BoxFuture<'static, Fate> + Send + Sync>;
 /// A connection that interferes. It shortens no request's time: each command has as much as it
 /// needs.
 #[derive(Clone)]
-pub(crate) struct Meddled {
+pub(crate) struct MeddlingConnection {
     connection: RedisConnection,
     before: Before,
     is_cluster: bool,
@@ -69,7 +69,7 @@ pub(crate) struct Meddled {
     rewrite: Option<fn(&str) -> String>,
 }
 
-impl Meddled {
+impl MeddlingConnection {
     pub(crate) fn new(connection: RedisConnection) -> Self {
         let before: Before = Arc::new(|_| Box::pin(async { Fate::Sent }));
         let (is_cluster, holds) = (false, false);
@@ -149,7 +149,7 @@ impl Meddled {
     }
 }
 
-impl Connection for Meddled {
+impl Connection for MeddlingConnection {
     async fn send(
         &self,
         key: &str,
