@@ -121,7 +121,7 @@ fn peek() -> DecisionRun {
     let limiter = limiter([gcra()]);
     let _admitted = limiter.check_now(CallerKey::new(0).as_str()).expect("decides");
     let peek = move |key: &CallerKey| {
-        black_box(&limiter.peek_now(key.as_str(), 1)).as_ref().is_ok_and(Verdict::allowed)
+        black_box(&limiter.request(key.as_str()).peek_now()).as_ref().is_ok_and(Verdict::allowed)
     };
     decide(ByFunction(peek), 1, known_keys())
 }
@@ -130,7 +130,7 @@ fn lease() -> DecisionRun {
     let rate = Rate::per_us(100, HOUR_US).expect("a rate");
     let limiter = limiter([Concurrency::new(rate).expect("a limit")]);
     let lease = move |key: &CallerKey| {
-        let leased = black_box(limiter.lease_now(key.as_str()));
+        let leased = black_box(limiter.request(key.as_str()).lease_now());
         leased.is_ok_and(|leased| matches!(leased, Leased::Granted(_)))
     };
     decide(ByFunction(lease), 1, known_keys())

@@ -47,7 +47,7 @@ pub(crate) struct Told {
 
 /// A number if it is the cost under all limits, and otherwise an object, as a trace line has it.
 fn costs<S: Serializer>(costs: &LimitCosts, serializer: S) -> Result<S::Ok, S::Error> {
-    if let Some(cost) = costs.same() {
+    if let Some(cost) = costs.uniform() {
         return serializer.serialize_u64(cost);
     }
     let (of_limits, others) = costs.parts();

@@ -47,7 +47,7 @@ pub(crate) fn with_windows(costs: &LimitCosts, limits: &Limits<AnyAlgorithm>) ->
     limits.iter().enumerate().fold(costs.clone(), |costs, (place, limit)| {
         let cost = costs.get(limit.name());
         let further = (1..windows(limit.algorithm()).len()).map(|nth| further(limits, place, nth));
-        further.fold(costs, |costs, name| costs.of(&name, cost))
+        further.fold(costs, |costs, name| costs.with(&name, cost))
     })
 }
 

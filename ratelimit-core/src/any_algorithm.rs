@@ -8,8 +8,8 @@ use core::num::NonZeroU64;
 use crate::algorithms::{
     Algorithm, BucketedWindow, BucketedWindowState, Concurrency, ConcurrencyState,
     FirstRequestState, FirstRequestWindow, FixedWindow, FixedWindowState, Gcra, GcraState,
-    KeepsEntries, MaybeStep, Recovery, SlidingCounter, SlidingCounterState, SlidingLog,
-    SlidingLogState, Step, WindowEntry, WindowLog, WindowLogState,
+    MaybeStep, Recovery, SlidingCounter, SlidingCounterState, SlidingLog, SlidingLogState, Step,
+    WindowEntry, WindowLog, WindowLogState,
 };
 use crate::builder::{AlgorithmBuilder, FromRate};
 use crate::decision::Decision;
@@ -354,14 +354,10 @@ impl Algorithm for AnyAlgorithm {
             log.annotate(state, metadata);
         }
     }
-}
 
-/// Only a [`WindowLog`] keeps entries.
-#[deny(clippy::missing_trait_methods)]
-impl KeepsEntries for AnyAlgorithm {
-    fn entries_of<'s>(&self, state: &'s AnyState, now: Timestamp) -> &'s [WindowEntry] {
+    fn logged<'s>(&self, state: &'s AnyState, now: Timestamp) -> &'s [WindowEntry] {
         match (self, state) {
-            (Self::WindowLog(log), AnyState::WindowLog(state)) => log.entries_of(state, now),
+            (Self::WindowLog(log), AnyState::WindowLog(state)) => log.logged(state, now),
             _ => &[],
         }
     }

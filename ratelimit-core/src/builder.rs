@@ -35,7 +35,7 @@ use crate::rate::{Rate, whole_number};
 pub struct AlgorithmBuilder<A> {
     rate: Result<Rate, ConfigError>,
     pub(crate) burst: Option<u64>,
-    debt: Option<u64>,
+    pub(crate) debt: Option<u64>,
     algorithm: PhantomData<A>,
 }
 
@@ -55,17 +55,20 @@ impl<A: FromRate> AlgorithmBuilder<A> {
     }
 }
 
-impl<A: Owing> AlgorithmBuilder<A> {
-    /// The most that may be owed beyond the burst or the limit; nothing by default. See
-    /// [`Algorithm::debt`](crate::Algorithm::debt).
-    pub const fn debt(mut self, debt: u64) -> Self {
-        self.debt = Some(debt);
-        self
-    }
+/// Writes `debt` of the builder of an algorithm that has one.
+macro_rules! owing {
+    ($algorithm:ident) => {
+        impl $crate::builder::AlgorithmBuilder<$algorithm> {
+            /// The most that may be owed beyond the burst or the limit; nothing by default. See
+            /// [`Algorithm::debt`](crate::Algorithm::debt).
+            pub const fn debt(mut self, debt: u64) -> Self {
+                self.debt = Some(debt);
+                self
+            }
+        }
+    };
 }
-
-/// An algorithm with which a [debt](AlgorithmBuilder::debt) has a meaning.
-pub trait Owing {}
+pub(crate) use owing;
 
 /// A built-in algorithm that one rate describes, with a burst and a debt where it has them.
 pub trait FromRate: Algorithm + Sized {

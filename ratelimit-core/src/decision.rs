@@ -276,7 +276,7 @@ impl Verdict {
     ///
     /// let tokens = Gcra::per_second(10).burst(100).debt(50);
     /// let limiter = RateLimiter::new(Limits::builder().limit("tokens", tokens).build()?, MemoryStore::new());
-    /// let forced = limiter.force_now("alice", 170)?;
+    /// let forced = limiter.request("alice").cost(170).force_now()?;
     /// assert_eq!((forced.remaining(), forced.owed(), forced.forgiven()), (0, 50, 20));
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```

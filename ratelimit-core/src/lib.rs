@@ -68,13 +68,13 @@
 //! let limits = Limits::builder().limit("tokens", Gcra::per_minute(10_000)).build()?;
 //! let limiter = RateLimiter::new(limits, MemoryStore::new());
 //! let id = ReservationId::random();
-//! assert!(limiter.reserve_now("alice", id, 4_000)?.allowed()); // the most that it can cost
-//! assert!(limiter.commit_now("alice", id, 1_234)?.remaining() >= 8_766); // what it did cost
+//! assert!(limiter.request("alice").id(id).cost(4_000).check_now()?.allowed()); // the most that it can cost
+//! assert!(limiter.request("alice").id(id).cost(1_234).settle_now()?.remaining() >= 8_766); // what it did cost
 //!
 //! let downloads: Concurrency = "2/30s".parse()?; // two at a time, each for at most 30 s
 //! let limits = Limits::builder().limit("downloads", downloads).build()?;
 //! let limiter = RateLimiter::new(limits, MemoryStore::new());
-//! let Leased::Granted(lease) = limiter.lease_now("alice")? else { unreachable!() };
+//! let Leased::Granted(lease) = limiter.request("alice").lease_now()? else { unreachable!() };
 //! drop(lease); // when the work is done
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
@@ -128,7 +128,7 @@
 //! | feature | default | adds |
 //! |---|---|---|
 //! | `std` | yes | [`SystemClock`], [`Lease`] and random [`ReservationId`]s; without it the crate is `no_std` + `alloc` |
-//! | `dyn` | yes | [`DynStore`], [`DynSnapshotStore`](store::DynSnapshotStore) and [`DynError`]: a store chosen at run time |
+//! | `dyn` | no | [`DynStore`], [`DynSnapshotStore`](store::DynSnapshotStore) and [`DynError`]: a store chosen at run time |
 //! | `serde` | no | `Limits<AnyAlgorithm>` read from a document |
 //! | `tokio` | no | [`OwnedReservation`]: settled on a tokio runtime when it is dropped; [`TokioClock`]: its time, for tests that pause it |
 
@@ -200,8 +200,8 @@ pub use timestamp::Timestamp;
 pub mod algorithm {
     pub use crate::algorithms::{
         BucketCount, BucketWindow, BucketedWindowState, ConcurrencyState, CountedWindow,
-        FirstRequestState, FixedWindowState, GcraState, KeepsEntries, MaybeStep, Recovery,
-        SlidingCounterState, SlidingLogState, Step, WindowEntry, WindowLogState, Write,
+        FirstRequestState, FixedWindowState, GcraState, MaybeStep, Recovery, SlidingCounterState,
+        SlidingLogState, Step, WindowEntry, WindowLogState, Write,
     };
     pub use crate::any_algorithm::AnyState;
     pub use crate::builder::{AlgorithmBuilder, FromRate};

@@ -268,7 +268,7 @@ impl<A: Algorithm> Limit<A> {
                 "its algorithm cannot reserve a cost; take gcra, token-bucket, fixed-window or concurrency, or do not reserve"
             }
             (false, true) => {
-                "it grants leases, and no request releases one, so a place is free only when its lease ends; reserve (`.reserve(…)` of a layer, or `reserve_owned` of a limiter)"
+                "it grants leases, and no request releases one, so a place is free only when its lease ends; reserve (`.reserve(…)` of a layer, or `reserve` of a limiter)"
             }
             _ => return Ok(()),
         };

@@ -5,12 +5,6 @@
 //! price is one store call per shadow limit, until one of a request's calls finds the store
 //! unreachable: a `Fallback` then decides the rest without asking it again.
 
-#![allow(
-    clippy::inline_always,
-    reason = "an answer that is not returned from function to function is not copied from each to the next: \
-              measured, some nanoseconds a call"
-)]
-
 use alloc::boxed::Box;
 use alloc::format;
 use alloc::vec::Vec;
@@ -18,16 +12,16 @@ use core::future::{Future, poll_fn};
 use core::pin::Pin;
 use core::task::Poll;
 
-use crate::algorithms::{Algorithm, KeepsEntries, WindowEntry};
+use crate::algorithms::{Algorithm, WindowEntry};
 use crate::any_algorithm::AnyAlgorithm;
 use crate::decision::Verdict;
 use crate::identifiers::{Identifiers, describe_identifiers};
 use crate::limit::{Limit, Limits};
-use crate::op::{Now, Op};
+use crate::op::Now;
 use crate::refusal::Refusal;
-use crate::reservation::ReservationId;
-use crate::store_traits::{EntryStore, Store, SyncStore};
+use crate::store_traits::{EntryStore, Store};
 
+mod check;
 #[cfg(feature = "std")]
 mod lease;
 mod named;
@@ -48,9 +42,24 @@ pub use request::{LimitCosts, Request};
 /// identifiers; the limits that apply are all charged, or none is. A request to which no limit
 /// applies is an error, unless the limiter [allows it](Self::allow_unlimited).
 ///
+/// [`check`](Self::check) and its forms are what most programs call. [`request`](Self::request)
+/// does everything else: another operation, a cost per limit, a reservation, a given time. A store
+/// in memory also has the forms that do not wait, whose names end in `_now`.
+///
 /// Only the store differs between a unit test and production; see `ratelimit-memory` and
-/// `ratelimit-redis`. Every method has an async form and, for stores that decide without waiting, a
-/// form whose name ends in `_now`.
+/// `ratelimit-redis`.
+///
+/// ```
+/// use ratelimit_core::{Gcra, Limits, RateLimiter};
+/// use ratelimit_memory::MemoryStore;
+///
+/// let limits = Limits::builder().limit("login", Gcra::per_minute(5)).build()?;
+/// let limiter = RateLimiter::new(limits, MemoryStore::new());
+///
+/// assert!(limiter.check_now("alice")?.allowed());
+/// assert_eq!(limiter.request("alice").cost(0).peek_now()?.remaining(), 4);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone, Debug)]
 pub struct RateLimiter<S, A = AnyAlgorithm> {
     limits: Limits<A>,
@@ -145,8 +154,7 @@ impl<S, A: Algorithm> RateLimiter<S, A> {
         &self.store
     }
 
-    /// A request of this caller, of cost 1 and at the store's time: the full form of all methods
-    /// below.
+    /// A request of this caller, of cost 1 and at the store's time, for every operation.
     ///
     /// `limiter.request(&[("ip", ip), ("user", user)]).cost(5).at(timestamp).peek().await?`
     #[inline]
@@ -167,145 +175,7 @@ impl<S, A: Algorithm> RateLimiter<S, A> {
     }
 }
 
-impl<S: Store<A>, A: Algorithm> RateLimiter<S, A> {
-    /// Charges the caller 1 if it fits.
-    ///
-    /// # Errors
-    /// The store's error. A denial is not an error.
-    pub async fn check<C: Identifiers + Sync + ?Sized>(
-        &self,
-        caller: &C,
-    ) -> Result<Verdict, S::Error> {
-        self.request(caller).acquire().await
-    }
-
-    /// Charges the caller `cost` if it fits.
-    ///
-    /// # Errors
-    /// The store's error. A denial is not an error.
-    pub async fn check_n<C: Identifiers + Sync + ?Sized>(
-        &self,
-        caller: &C,
-        cost: u64,
-    ) -> Result<Verdict, S::Error> {
-        self.request(caller).cost(cost).acquire().await
-    }
-}
-
-/// Writes each operation in its async form and, for stores that decide without waiting, in the form
-/// whose name ends in `_now`.
-macro_rules! operations {
-    ($(
-        $(#[$doc:meta])+
-        $name:ident, $now:ident($($given:ident: $type:ty),*) => |$request:ident| $asked:expr, $op:ident;
-    )+) => {
-        impl<S: Store<A>, A: Algorithm> RateLimiter<S, A> { $(
-            $(#[$doc])+
-            pub async fn $name<C: Identifiers + Sync + ?Sized>(
-                &self,
-                caller: &C,
-                $($given: $type),*
-            ) -> Result<Verdict, S::Error> {
-                let $request = self.request(caller);
-                $asked.apply(Op::$op).await
-            }
-        )+ }
-
-        impl<S: SyncStore<A>, A: Algorithm> RateLimiter<S, A> { $(
-            #[doc = concat!("[`", stringify!($name), "`](Self::", stringify!($name), ") without waiting.")]
-            ///
-            /// # Errors
-            #[doc = concat!("As [`", stringify!($name), "`](Self::", stringify!($name), ").")]
-            pub fn $now<C: Identifiers + ?Sized>(
-                &self,
-                caller: &C,
-                $($given: $type),*
-            ) -> Result<Verdict, S::Error> {
-                let $request = self.request(caller);
-                $asked.apply_now(Op::$op)
-            }
-        )+ }
-    };
-}
-
-operations! {
-    /// Decides as [`check_n`](Self::check_n) does, and charges nothing.
-    /// [`remaining`](Verdict::remaining) is what such a request would leave; of a peek at cost 0,
-    /// it is what is there.
-    ///
-    /// ```
-    /// use ratelimit_core::{FixedWindow, Limits, RateLimiter};
-    /// use ratelimit_memory::MemoryStore;
-    ///
-    /// let daily = Limits::builder().limit("daily", FixedWindow::per_day(10)).build()?;
-    /// let limiter = RateLimiter::new(daily, MemoryStore::new());
-    /// assert_eq!(limiter.peek_now("alice", 1)?.remaining(), 9);
-    /// assert_eq!(limiter.peek_now("alice", 0)?.remaining(), 10);
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
-    ///
-    /// # Errors
-    /// The store's error.
-    peek, peek_now(cost: u64) => |request| request.cost(cost), Peek;
-
-    /// Charges the caller `cost` even if it does not fit, down to nothing left.
-    ///
-    /// # Errors
-    /// The store's error.
-    force, force_now(cost: u64) => |request| request.cost(cost), Force;
-
-    /// Gives the caller `cost` back, up to the capacity.
-    ///
-    /// # Errors
-    /// The store's error.
-    refund, refund_now(cost: u64) => |request| request.cost(cost), Refund;
-
-    /// Forgets the caller: full capacity in every limit that applies.
-    ///
-    /// # Errors
-    /// The store's error.
-    reset, reset_now() => |request| request, Reset;
-
-    /// Charges the caller an estimate under this id, to [commit](Self::commit) within an hour of
-    /// this call, or of the last that renews or extends it. Under a
-    /// [`Concurrency`](crate::Concurrency) limit it grants a lease, to [renew](Self::renew), and to
-    /// release by committing 0. A reservation that is never settled stays charged; a lease ends by
-    /// itself.
-    ///
-    /// ```
-    /// # use std::future::{Future, ready};
-    /// # use ratelimit_core::*;
-    /// # async fn example<S: Store<AnyAlgorithm>>(limiter: RateLimiter<S>) -> Result<(), S::Error> {
-    /// let id = ReservationId::random();
-    /// if limiter.reserve("alice", id, 4_000).await?.allowed() {
-    ///     let tokens_used = 1_234; // the true cost, known after the call
-    ///     let _ = limiter.commit("alice", id, tokens_used).await?;
-    /// }
-    /// # Ok(())
-    /// # }
-    /// ```
-    ///
-    /// # Errors
-    /// The store's error; a limit without reservations. A denial is not an error.
-    reserve, reserve_now(id: ReservationId, estimate: u64) => |request| request.id(id).cost(estimate), Acquire;
-
-    /// Settles the reservation at its final cost: returns the difference to the estimate, or
-    /// charges it, down to nothing left. A cost of 0 gives all of it back; a lease ends at any
-    /// cost. Repeating the call changes nothing.
-    ///
-    /// # Errors
-    /// The store's error; an id without a reservation, or one that was settled at another cost.
-    commit, commit_now(id: ReservationId, cost: u64) => |request| request.id(id).cost(cost), Settle;
-
-    /// Starts the lease again, or keeps the reservation for another hour.
-    ///
-    /// # Errors
-    /// The store's error; an id without a reservation: it has expired, and another caller may have
-    /// its place.
-    renew, renew_now(id: ReservationId) => |request| request.id(id), Renew;
-}
-
-impl<S: EntryStore<A>, A: KeepsEntries> RateLimiter<S, A> {
+impl<S: EntryStore<A>, A: Algorithm> RateLimiter<S, A> {
     /// The entries of each limit that applies to the caller, by the limit's name: the admitted
     /// requests that count, oldest first. Only a [`WindowLog`](crate::WindowLog) keeps entries.
     ///
@@ -345,48 +215,4 @@ async fn all_or_error<T, E>(
     })
     .await?;
     Ok(found.into_iter().flatten().collect())
-}
-
-impl<S: SyncStore<A>, A: Algorithm> RateLimiter<S, A> {
-    /// [`check`](Self::check) without waiting.
-    ///
-    /// # Errors
-    /// The store's error. A denial is not an error.
-    #[inline(always)]
-    pub fn check_now<C: Identifiers + ?Sized>(&self, caller: &C) -> Result<Verdict, S::Error> {
-        self.check_n_now(caller, 1)
-    }
-
-    /// [`check_n`](Self::check_n) without waiting.
-    ///
-    /// # Errors
-    /// The store's error. A denial is not an error.
-    #[inline(always)]
-    pub fn check_n_now<C: Identifiers + ?Sized>(
-        &self,
-        caller: &C,
-        cost: u64,
-    ) -> Result<Verdict, S::Error> {
-        // The path of nearly all requests, which a store can have inlined here.
-        if let [limit] = self.limits.as_slice()
-            && !limit.is_shadow()
-            && let Some(key) = limit.key_for(caller)
-        {
-            return self.store.acquire_now(limit, &key, cost);
-        }
-        self.request(caller).cost(cost).apply_any_now(Op::Acquire).0
-    }
-
-    /// Grants the caller a lease of 1 for as long as the returned value lives. See
-    /// [`Request::lease_now`].
-    ///
-    /// # Errors
-    /// As [`reserve`](Self::reserve).
-    #[cfg(feature = "std")]
-    pub fn lease_now<'a, C: Identifiers + ?Sized>(
-        &'a self,
-        caller: &'a C,
-    ) -> Result<Leased<'a, S, A, C>, S::Error> {
-        self.request(caller).lease_now()
-    }
 }

@@ -4,7 +4,7 @@ use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::future::Future;
 
-use crate::algorithms::{Algorithm, KeepsEntries, WindowEntry, Write};
+use crate::algorithms::{Algorithm, WindowEntry, Write};
 use crate::batch::{Batch, Check, States};
 use crate::decision::Verdict;
 use crate::error::ErrorKind;
@@ -91,8 +91,8 @@ pub trait SyncStore<A: Algorithm>: Store<A> {
     }
 }
 
-/// A store that lists the entries of a [`KeepsEntries`] algorithm.
-pub trait EntryStore<A: KeepsEntries>: Store<A> {
+/// A store that lists the entries of an algorithm that [keeps them](Algorithm::logged).
+pub trait EntryStore<A: Algorithm>: Store<A> {
     /// The entries of this key that count, oldest first.
     fn entries(
         &self,
@@ -190,7 +190,7 @@ macro_rules! stores_behind {
             }
         }
 
-        impl<A: KeepsEntries, S: EntryStore<A> + ?Sized> EntryStore<A> for $pointer {
+        impl<A: Algorithm, S: EntryStore<A> + ?Sized> EntryStore<A> for $pointer {
             fn entries(
                 &self,
                 limit: &Limit<A>,

@@ -7,7 +7,6 @@ use std::time::Duration;
 
 use dashmap::DashMap;
 use derive_where::derive_where;
-use ratelimit_core::algorithm::KeepsEntries;
 use ratelimit_core::store::{Batch, EntryStore};
 use ratelimit_core::{Algorithm, AnyAlgorithm, Clock, Store, Verdict};
 use ratelimit_memory::PreciseClock;
@@ -20,7 +19,6 @@ mod ledger;
 mod slot;
 mod spending;
 
-use crate::KeptAlgorithm;
 pub use builder::AllotmentsBuilder;
 use ledger::Ledger;
 use slot::Terms;
@@ -218,7 +216,9 @@ impl<S, A: Algorithm, C> Allotments<S, A, C> {
     }
 }
 
-impl<S: Store<A> + 'static, A: KeptAlgorithm, C: Clock + 'static> Allotments<S, A, C> {
+impl<S: Store<A> + 'static, A: Algorithm + Clone + PartialEq + 'static, C: Clock + 'static>
+    Allotments<S, A, C>
+{
     /// Ends all allotments and gives back what is left of them, also of draws in flight when their
     /// answers come. Waits for what is on its way back already. Returns how many units, over all
     /// limits, did not go back meanwhile: the store failed, or did not answer within 5 seconds.
@@ -246,7 +246,9 @@ impl<S: Store<A> + 'static, A: KeptAlgorithm, C: Clock + 'static> Allotments<S, 
 }
 
 #[deny(clippy::missing_trait_methods)]
-impl<S: Store<A> + 'static, A: KeptAlgorithm, C: Clock + 'static> Store<A> for Allotments<S, A, C> {
+impl<S: Store<A> + 'static, A: Algorithm + Clone + PartialEq + 'static, C: Clock + 'static> Store<A>
+    for Allotments<S, A, C>
+{
     type Error = S::Error;
 
     async fn apply(&self, batch: &Batch<'_, A>) -> Result<Verdict, S::Error> {
@@ -271,6 +273,6 @@ impl<S: Store<A> + 'static, A: KeptAlgorithm, C: Clock + 'static> Store<A> for A
 
 lists_entries!(
     Allotments<S, A, C>,
-    [A: KeepsEntries + KeptAlgorithm, S: EntryStore<A> + 'static, C: Clock + 'static],
+    [A: Algorithm + Clone + PartialEq + 'static, S: EntryStore<A> + 'static, C: Clock + 'static],
     inner.store
 );

@@ -4,15 +4,14 @@ use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use ratelimit_core::algorithm::KeepsEntries;
 use ratelimit_core::store::{Batch, EntryStore, Op, Snapshot, SnapshotStore, decide};
 use ratelimit_core::{Algorithm, AnyAlgorithm, Clock, Source, Store, Timestamp, Verdict};
 use ratelimit_memory::PreciseClock;
 use tokio::runtime::Handle;
 use tokio::time::Instant;
 
+use crate::OnDrop;
 use crate::plain::acquires_anew;
-use crate::{KeptAlgorithm, OnDrop};
 
 mod kept;
 mod rounds;
@@ -82,7 +81,7 @@ const MOST_JITTER_US: u64 = 1_000;
 /// - peeks, requests with metadata or at a given time, and all operations other than
 ///   [`Op::Acquire`];
 /// - requests under an id, unless it was [drawn](Batch::settled_once) for this one request, as
-///   `reserve_owned` and HTTP layers draw one: an earlier request may have been admitted under an
+///   `reserve` and HTTP layers draw one: an earlier request may have been admitted under an
 ///   id of the caller's, and its repetition is then admitted too;
 /// - what the store gives no [`Snapshot`] of: on Redis, logs and bucketed windows. A batch that
 ///   spans slots has none either, but is answered if the states of all of its parts are known from
@@ -273,7 +272,7 @@ impl<S, A: Algorithm, C> DenialCache<S, A, C> {
     }
 }
 
-impl<S, A: KeptAlgorithm, C: Clock> DenialCache<S, A, C> {
+impl<S, A: Algorithm + Clone + PartialEq + 'static, C: Clock> DenialCache<S, A, C> {
     /// The local time. A clock that went back drops all denials: their ages are unknown, as are
     /// those of requests in flight.
     fn now(&self) -> Timestamp {
@@ -359,7 +358,9 @@ impl<S, A: KeptAlgorithm, C: Clock> DenialCache<S, A, C> {
 type Going<'c, A> = (Vec<KeyGeneration>, Timestamp, Option<RoundMember<'c, A>>);
 
 #[deny(clippy::missing_trait_methods)]
-impl<S: SnapshotStore<A>, A: KeptAlgorithm, C: Clock> Store<A> for DenialCache<S, A, C> {
+impl<S: SnapshotStore<A>, A: Algorithm + Clone + PartialEq + 'static, C: Clock> Store<A>
+    for DenialCache<S, A, C>
+{
     type Error = S::Error;
 
     async fn apply(&self, batch: &Batch<'_, A>) -> Result<Verdict, S::Error> {
@@ -409,6 +410,6 @@ impl<S: SnapshotStore<A>, A: KeptAlgorithm, C: Clock> Store<A> for DenialCache<S
 
 lists_entries!(
     DenialCache<S, A, C>,
-    [A: KeepsEntries + KeptAlgorithm, S: SnapshotStore<A> + EntryStore<A>, C: Clock],
+    [A: Algorithm + Clone + PartialEq + 'static, S: SnapshotStore<A> + EntryStore<A>, C: Clock],
     store
 );

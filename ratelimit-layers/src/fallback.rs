@@ -17,7 +17,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use derive_where::derive_where;
-use ratelimit_core::algorithm::{InMemory, KeepsEntries, WindowEntry};
+use ratelimit_core::algorithm::{InMemory, Share, WindowEntry};
 use ratelimit_core::store::{Batch, Check, EntryStore, Now, Op};
 use ratelimit_core::{
     AnyAlgorithm, Clock, ConfigError, ErrorKind, Limit, Limits, OnOutage, Source, Store,
@@ -36,7 +36,7 @@ mod known_ids;
 mod outage;
 
 use crate::observed::BreakerState;
-use crate::{LocalAlgorithm, OnDrop, lock};
+use crate::{OnDrop, lock};
 use breaker::Breakers;
 pub use builder::{FallbackBuilder, OnRecovery};
 pub use counts::OutageCount;
@@ -111,7 +111,7 @@ use outage::Outage;
 ///   store, and is decided once more without it. Each such request costs the caller at most its own
 ///   cost in the store, and [`OutageCount::undetermined`] counts it. Their number is bounded by the
 ///   calls in flight when the breaker opens, and one probe per pause. It never admits more. An
-///   estimate of `reserve_owned`, or of an HTTP layer, is taken back from the store within ten
+///   estimate of `reserve`, or of an HTTP layer, is taken back from the store within ten
 ///   seconds, if the store is there by then.
 ///
 /// # Operations other than a check
@@ -202,7 +202,7 @@ impl<S, A: InMemory, C> Fallback<S, A, C> {
     }
 }
 
-impl<S, A: LocalAlgorithm, C: Clock> Fallback<S, A, C> {
+impl<S, A: InMemory + Share + Clone + PartialEq + 'static, C: Clock> Fallback<S, A, C> {
     /// Checks that these limits can be decided without the store, as [`FallbackBuilder::build`]
     /// does: for limits of another limiter over this store, and for those that replace them. A
     /// request whose limits declare no outage behaviour is always an error, whether there is an
@@ -230,7 +230,9 @@ impl<S, A: LocalAlgorithm, C: Clock> Fallback<S, A, C> {
 /// What the store says, or why it does not. Its own errors are those of a store that is there.
 type StoreAnswer<T, E> = Result<Result<T, E>, FallbackError<E>>;
 
-impl<S: Store<A> + 'static, A: LocalAlgorithm, C: Clock + 'static> Fallback<S, A, C> {
+impl<S: Store<A> + 'static, A: InMemory + Share + Clone + PartialEq + 'static, C: Clock + 'static>
+    Fallback<S, A, C>
+{
     /// Asks the store about a batch within the deadline, if the breaker of its server admits it,
     /// and tells the breaker how that ended. What `is_cached` in a layer within tells nothing of
     /// the store; any other answer starts the recovery.
@@ -380,7 +382,9 @@ fn is_later(until: Option<Instant>) -> bool {
 }
 
 #[deny(clippy::missing_trait_methods)]
-impl<S: Store<A> + 'static, A: LocalAlgorithm, C: Clock + 'static> Store<A> for Fallback<S, A, C> {
+impl<S: Store<A> + 'static, A: InMemory + Share + Clone + PartialEq + 'static, C: Clock + 'static>
+    Store<A> for Fallback<S, A, C>
+{
     type Error = FallbackError<S::Error>;
 
     async fn apply(&self, batch: &Batch<'_, A>) -> Result<Verdict, Self::Error> {
@@ -422,8 +426,11 @@ impl<S: Store<A> + 'static, A: LocalAlgorithm, C: Clock + 'static> Store<A> for 
 /// While the store is unreachable, the entries of a local limit are those in memory. For any other
 /// limit the error is returned.
 #[deny(clippy::missing_trait_methods)]
-impl<S: EntryStore<A> + 'static, A: KeepsEntries + LocalAlgorithm, C: Clock + 'static> EntryStore<A>
-    for Fallback<S, A, C>
+impl<
+    S: EntryStore<A> + 'static,
+    A: InMemory + Share + Clone + PartialEq + 'static,
+    C: Clock + 'static,
+> EntryStore<A> for Fallback<S, A, C>
 {
     async fn entries(
         &self,

@@ -141,9 +141,6 @@
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use ratelimit_core::Algorithm;
-use ratelimit_core::algorithm::{InMemory, Share};
-
 /// A layer lists the entries that the store which it wraps lists.
 macro_rules! lists_entries {
     ($layer:ty, [$($generics:tt)*], $($store:ident).+) => {
@@ -182,22 +179,12 @@ pub use self::metrics::Metrics;
 pub use allotments::{AllotmentCounts, Allotments, AllotmentsBuilder};
 pub use denial_cache::{CacheCounts, DenialCache, DenialCacheBuilder};
 pub use fallback::{Fallback, FallbackBuilder, FallbackError, OnRecovery, OutageCount};
-pub use observed::{BreakerState, Observed};
+pub use observed::{BreakerState, LimitOutcome, Observed, Observer};
 #[cfg(feature = "reload")]
 pub use reload::{Part, PolicyChanges, Reload, ReloadError, Watch};
 pub use top_denied::{Denied, TopDenied};
 #[cfg(feature = "tracing")]
 pub use traced::Traced;
-
-/// An algorithm whose limits a layer keeps, and compares with those of later requests.
-pub trait KeptAlgorithm: Algorithm + Clone + PartialEq + 'static {}
-
-impl<A: Algorithm + Clone + PartialEq + 'static> KeptAlgorithm for A {}
-
-/// An algorithm that decides by a node's share in memory.
-pub trait LocalAlgorithm: InMemory + Share + Clone + PartialEq + 'static {}
-
-impl<A: InMemory + Share + Clone + PartialEq + 'static> LocalAlgorithm for A {}
 
 /// Locks, also after a panic of a thread that held the lock: no critical section here leaves a
 /// state half changed.

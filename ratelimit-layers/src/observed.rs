@@ -6,7 +6,6 @@ use std::future::poll_fn;
 use std::pin::pin;
 
 use derive_where::derive_where;
-use ratelimit_core::algorithm::KeepsEntries;
 use ratelimit_core::store::{Batch, Check, EntryStore, SnapshotStore, WithSnapshot};
 use ratelimit_core::{Algorithm, Decision, Limit, OnOutage, Store, SyncStore, Verdict};
 
@@ -210,4 +209,4 @@ impl<A: Algorithm, S: SyncStore<A>, O: Observer> SyncStore<A> for Observed<S, O>
     }
 }
 
-lists_entries!(Observed<S, O>, [A: KeepsEntries, S: EntryStore<A>, O: Observer], store);
+lists_entries!(Observed<S, O>, [A: Algorithm, S: EntryStore<A>, O: Observer], store);

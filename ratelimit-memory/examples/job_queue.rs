@@ -45,10 +45,10 @@ async fn worker(
     let mut done = 0;
     while let Some(job) = next() {
         let id = ReservationId::random();
-        if limiter.reserve(job.tenant, id, 1).await?.allowed() {
+        if limiter.request(job.tenant).id(id).check().await?.allowed() {
             // If the worker dies, the lease ends by itself after half a minute.
             under_way.work().await;
-            let _released = limiter.commit(job.tenant, id, 0).await?;
+            let _released = limiter.request(job.tenant).id(id).cost(0).settle().await?;
             done += 1;
         } else {
             queue.lock().unwrap_or_else(PoisonError::into_inner).push_back(job);

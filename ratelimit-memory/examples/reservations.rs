@@ -11,13 +11,13 @@ fn settle_an_estimate() -> Result<(), Box<dyn std::error::Error>> {
     let limiter = RateLimiter::new(tokens, MemoryStore::new());
 
     let id = ReservationId::random();
-    assert!(limiter.reserve_now("alice", id, 4_000)?.allowed()); // the most that the call can cost
-    let _ = limiter.commit_now("alice", id, 1_234)?; // what it did cost
+    assert!(limiter.request("alice").id(id).cost(4_000).check_now()?.allowed()); // the most that the call can cost
+    let _ = limiter.request("alice").id(id).cost(1_234).settle_now()?; // what it did cost
 
     // The difference is back. Without the commit, the 4,000 would stand as charged.
-    assert!(limiter.peek_now("alice", 0)?.remaining() >= 10_000 - 1_234 - 1);
+    assert!(limiter.request("alice").cost(0).peek_now()?.remaining() >= 10_000 - 1_234 - 1);
     // The commit can be repeated, as after a lost answer, and changes nothing then.
-    let _ = limiter.commit_now("alice", id, 1_234)?;
+    let _ = limiter.request("alice").id(id).cost(1_234).settle_now()?;
     Ok(())
 }
 
@@ -26,7 +26,7 @@ fn owe() -> Result<(), Box<dyn std::error::Error>> {
     let limits = Limits::builder().limit("tokens", tokens).build()?;
     let limiter = RateLimiter::new(limits, MemoryStore::new());
 
-    let forced = limiter.force_now("alice", 1_500)?;
+    let forced = limiter.request("alice").cost(1_500).force_now()?;
     assert_eq!((forced.remaining(), forced.owed(), forced.forgiven()), (0, 500, 0));
     assert!(!limiter.check_now("alice")?.allowed()); // until the 500 are paid back
     Ok(())
@@ -36,13 +36,13 @@ fn lease_a_place() -> Result<(), Box<dyn std::error::Error>> {
     let downloads = Limits::new([Limit::new("downloads", Concurrency::new("2/30s".parse()?)?)?])?;
     let limiter = RateLimiter::new(downloads, MemoryStore::new());
 
-    let first = limiter.lease_now("alice")?;
-    let second = limiter.lease_now("alice")?;
+    let first = limiter.request("alice").lease_now()?;
+    let second = limiter.request("alice").lease_now()?;
     assert!(matches!((&first, &second), (Leased::Granted(_), Leased::Granted(_))));
-    assert!(matches!(limiter.lease_now("alice")?, Leased::Denied(_)));
+    assert!(matches!(limiter.request("alice").lease_now()?, Leased::Denied(_)));
 
     drop(first); // Releases the lease. A lease that is never dropped ends after 30 s.
-    assert!(matches!(limiter.lease_now("alice")?, Leased::Granted(_)));
+    assert!(matches!(limiter.request("alice").lease_now()?, Leased::Granted(_)));
     Ok(())
 }
 

@@ -52,8 +52,8 @@
 //! let limits = Limits::builder().limit("tokens", Gcra::per_minute(10_000)).build()?;
 //! let limiter = RateLimiter::new(limits, store);
 //!
-//! assert!(limiter.reserve_now("alice", ReservationId::new(1), 4_000)?.allowed());
-//! let second = limiter.reserve_now("alice", ReservationId::new(2), 4_000);
+//! assert!(limiter.request("alice").id(ReservationId::new(1)).cost(4_000).check_now()?.allowed());
+//! let second = limiter.request("alice").id(ReservationId::new(2)).cost(4_000).check_now();
 //! assert_eq!(second, Err(MemoryError::Full { capacity: 1 }));
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```

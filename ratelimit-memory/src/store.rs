@@ -13,7 +13,7 @@ use std::borrow::Cow;
 use std::fmt;
 use std::future::{Future, ready};
 
-use ratelimit_core::algorithm::{InMemory, KeepsEntries, WindowEntry};
+use ratelimit_core::algorithm::{InMemory, WindowEntry};
 use ratelimit_core::store::{Batch, Check, EntryStore, Now, Op, SnapshotStore, WithSnapshot};
 use ratelimit_core::{
     AnyAlgorithm, Clock, Identifiers, Limit, Limits, RateLimiter, Store, SyncStore, Timestamp,
@@ -271,7 +271,7 @@ impl<A: InMemory, C: Clock> MemoryStore<A, C> {
     /// `report`. An error of one key does not end the others. The time is read once per eight keys,
     /// or once per four of those that are left. If `report` panics, the key that it was called for
     /// and all keys before it have been decided, and no other key has.
-    pub fn acquire_each_now(
+    pub(crate) fn acquire_each_now(
         &self,
         limit: &Limit<A>,
         keys: &[&str],
@@ -417,7 +417,7 @@ impl<A: InMemory, C: Clock> SnapshotStore<A> for MemoryStore<A, C> {
     }
 }
 
-impl<A: KeepsEntries + InMemory, C: Clock> EntryStore<A> for MemoryStore<A, C> {
+impl<A: InMemory, C: Clock> EntryStore<A> for MemoryStore<A, C> {
     fn entries(
         &self,
         limit: &Limit<A>,
@@ -426,7 +426,7 @@ impl<A: KeepsEntries + InMemory, C: Clock> EntryStore<A> for MemoryStore<A, C> {
     ) -> impl Future<Output = Result<Vec<WindowEntry>, MemoryError>> + Send {
         let state = self.state(limit, key);
         let now = time_of(now, self.clock.now());
-        let entries = |state: &A::State| limit.algorithm().entries_of(state, now).to_vec();
+        let entries = |state: &A::State| limit.algorithm().logged(state, now).to_vec();
         ready(Ok(state.as_ref().map(entries).unwrap_or_default()))
     }
 }

@@ -88,7 +88,7 @@ async fn spend(url: &str) -> Result<(), Box<dyn std::error::Error>> {
             verdict.remaining()
         );
     }
-    let _ = limiter.reset("alice").await?;
+    let _ = limiter.request("alice").reset().await?;
     Ok(())
 }
 

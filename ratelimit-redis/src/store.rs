@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
-use ratelimit_core::algorithm::{KeepsEntries, WindowEntry, Write};
+use ratelimit_core::algorithm::{WindowEntry, Write};
 use ratelimit_core::store::{Batch, EntryStore, Now, Reservation, Snapshot, decide};
 use ratelimit_core::{Algorithm, AnyAlgorithm, Limit, ReservationId, Store, Timestamp, Verdict};
 
@@ -397,7 +397,7 @@ impl<M, C: Connection> RedisStore<M, C> {
     }
 }
 
-impl<A: KeepsEntries, M: Mode<A>, C: Connection> EntryStore<A> for RedisStore<M, C>
+impl<A: Algorithm, M: Mode<A>, C: Connection> EntryStore<A> for RedisStore<M, C>
 where
     Self: Store<A, Error = RedisError>,
 {
@@ -406,7 +406,7 @@ where
         let state = M::read(self, limit, key, deadline).await?;
         let Some(state) = state else { return Ok(Vec::new()) };
         let now = self.inner.now(&self.inner.keys.shared(key), now, deadline).await?;
-        Ok(limit.algorithm().entries_of(&state, now).to_vec())
+        Ok(limit.algorithm().logged(&state, now).to_vec())
     }
 }
 

@@ -213,7 +213,7 @@ impl AskedRequest {
         limiter: &'a RateLimiter<S>,
     ) -> Request<'a, S, AnyAlgorithm, TestCaller> {
         let request = limiter.request(&self.caller).metadata(&self.metadata);
-        let request = match self.costs.same() {
+        let request = match self.costs.uniform() {
             Some(cost) => request.cost(cost),
             None => request.costs(&self.costs),
         };

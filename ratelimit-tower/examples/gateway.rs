@@ -61,7 +61,7 @@ fn input_tokens(request: &Parts) -> u64 {
 }
 
 fn costs(input: u64, output: u64) -> LimitCosts {
-    LimitCosts::from(1).of("input-tokens", input).of("output-tokens", output)
+    LimitCosts::from(1).with("input-tokens", input).with("output-tokens", output)
 }
 
 /// A stream to the client. Dropping it tells the task that fills it.
@@ -183,7 +183,7 @@ mod tests {
     async fn settles_at(limiter: &Limiter<ManualClock>, due: [u64; 3]) {
         let left = || async {
             let caller = [("ip", "127.0.0.1")];
-            let verdict = limiter.peek(&caller, 0).await.expect("decides");
+            let verdict = limiter.request(&caller).cost(0).peek().await.expect("decides");
             limiter.named(&verdict).map(|limit| limit.remaining).collect::<Vec<_>>()
         };
         while left().await != due {
@@ -211,12 +211,16 @@ mod tests {
         aborted.frame().await.expect("a token").expect("is sent");
         drop(aborted);
         let caller = [("ip", "127.0.0.1")];
-        while limiter.peek(&caller, 0).await.expect("decides").decisions()[1].remaining < 512 {
+        while limiter.request(&caller).cost(0).peek().await.expect("decides").decisions()[1]
+            .remaining
+            < 512
+        {
             tokio::task::yield_now().await;
         }
 
         // The budget ends in mid-stream.
-        let left = limiter.peek(&caller, 0).await.expect("decides").decisions()[1].remaining;
+        let left = limiter.request(&caller).cost(0).peek().await.expect("decides").decisions()[1]
+            .remaining;
         let body = ask(5_000).await.expect("answers").collect().await.expect("it ends").to_bytes();
         let sent = (body.len() / b"token ".len()) as u64;
         assert_eq!(sent, left - left % STEP);

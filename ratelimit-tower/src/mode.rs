@@ -11,7 +11,6 @@ use std::sync::Arc;
 
 use http::{Extensions, Response};
 use ratelimit_core::algorithm::Quota;
-use ratelimit_core::store::Op;
 use ratelimit_core::{LimitCosts, RateLimiter, Store, SyncStore};
 
 use crate::caller::IdentifiedCaller;
@@ -51,7 +50,7 @@ pub trait LayerMode<S: Store<A>, A: Quota + 'static>: Send + Sync + 'static {
     ) -> impl Future<Output = GateResult<Self::Grant>> + Send {
         let grant = self.exempt();
         async move {
-            let decided = limiter.request(&caller).costs(&costs).acquire().await;
+            let decided = limiter.request(&caller).costs(&costs).check().await;
             Ok((gate.judge(limiter, caller, decided.as_ref())?, grant))
         }
     }
@@ -110,9 +109,9 @@ impl<S: SyncStore<A>, A: Quota + 'static> LayerMode<S, A> for Immediate {
         caller: IdentifiedCaller<'_>,
         costs: &LimitCosts,
     ) -> Option<GateResult<()>> {
-        let decided = match costs.same() {
+        let decided = match costs.uniform() {
             Some(cost) => limiter.check_n_now(&caller, cost),
-            None => limiter.request(&caller).costs(costs).apply_now(Op::Acquire),
+            None => limiter.request(&caller).costs(costs).check_now(),
         };
         Some(gate.judge(limiter, caller, decided.as_ref()).map(|admitted| (admitted, ())))
     }

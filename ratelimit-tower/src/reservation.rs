@@ -38,8 +38,9 @@ pub use hold::{Held, Hold};
 ///
 /// A limit of [`Concurrency`](ratelimit_core::Concurrency) holds as many places as the request
 /// costs, for that time: beside a budget, give it the cost 1, as by
-/// `LimitCosts::from(1).of("tokens", estimate)`. A [`Hold`] keeps it for longer, while an upgraded
-/// connection lives, such as a WebSocket's. Without one, the response 101 gives the place back.
+/// `LimitCosts::from(1).with("tokens", estimate)`. A [`Hold`] keeps it for longer, while an
+/// upgraded connection lives, such as a WebSocket's. Without one, the response 101 gives the place
+/// back.
 ///
 /// # Renewal
 ///

@@ -38,7 +38,7 @@ use crate::fields::advice::Advice;
 ///
 /// A place of a [`Concurrency`](ratelimit_core::Concurrency) limit has to be given back, and no
 /// wait does that: such a limit is refused. Acquire it by
-/// [`reserve_owned`](RateLimiter::reserve_owned).
+/// [`reserve`](RateLimiter::reserve).
 ///
 /// The limiter knows the client's own limit. What another service says remains goes to
 /// [`adopt`](Self::adopt), and what it asks for to [`hold_back`](Self::hold_back).
@@ -248,7 +248,7 @@ impl<S: Store<A>, A: Algorithm> Waiter<S, A> {
             let asked = Instant::now();
             let turns = [Some(&position), at_limit.as_ref().map(|turn| &turn.position)];
             turns.into_iter().flatten().for_each(|turn| turn.goes_on_by(asked));
-            let verdict = limiter.request(caller).cost(cost).acquire().await?;
+            let verdict = limiter.request(caller).cost(cost).check().await?;
             if verdict.allowed() {
                 return Ok(*verdict.summary());
             }

@@ -164,7 +164,7 @@ fn each_rule_finds_what_breaks_it() {
         assert_eq!(connection.upward(&file).len(), due, "{name}: {text}");
     }
     for (text, due) in [
-        ("use crate::{LocalAlgorithm, OnDrop, lock};", 0),
+        ("use crate::{OnDrop, lock};", 0),
         ("use crate::{lock, fallback};", 1),
         ("use crate::fallback::{Fallback, lock};", 1),
     ] {

@@ -60,7 +60,7 @@ fn one<A: InMemory + 'static>(algorithm: A) -> Fallible<Box<dyn MeasuredLimiter>
 fn leases(limit: Rate) -> Fallible<Box<dyn MeasuredLimiter>> {
     let limiter = limiter([Concurrency::new(limit)?])?;
     Ok(Box::new(ByFunction(move |key: &CallerKey| {
-        let leased = black_box(limiter.lease_now(key.as_str()));
+        let leased = black_box(limiter.request(key.as_str()).lease_now());
         leased.is_ok_and(|leased| matches!(leased, Leased::Granted(_)))
     })))
 }

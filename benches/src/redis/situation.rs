@@ -186,7 +186,7 @@ impl<S: Store<AnyAlgorithm>> InStore<S> {
             let at = Timestamp::from_us(u64::try_from(at.as_micros())?);
             request = request.at(at.ok_or("a time before all time")?);
         }
-        let allowed = request.acquire().await?.allowed();
+        let allowed = request.check().await?.allowed();
         if self.situation.is_settled {
             let _ = self.limiter.request(caller.as_str()).cost(cost).id(id).settle().await?;
         }

@@ -26,8 +26,8 @@ pub(super) fn run(args: &CheckArgs) -> Result<u8, Failure> {
     let caller = Caller::from_args(&args.caller.keys, &limits)?;
     let op = if args.peek { Op::Peek } else { Op::Acquire };
     let costs = args.cost.iter().fold(LimitCosts::from(1), |costs, (limit, cost)| match limit {
-        Some(limit) => costs.of(limit, *cost),
-        None => costs.others(*cost),
+        Some(limit) => costs.with(limit, *cost),
+        None => costs.with_others(*cost),
     });
     let entry = InputEntry { caller, costs, op, ..InputEntry::default() };
     validate(args, &entry, &limits)?;

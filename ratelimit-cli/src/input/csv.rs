@@ -70,7 +70,7 @@ impl Csv {
             }
             match column.as_str() {
                 "at_us" => at = Some(timestamp(integer(column, cell)?)?),
-                "cost" => entry.costs = entry.costs.others(integer(column, cell)?),
+                "cost" => entry.costs = entry.costs.with_others(integer(column, cell)?),
                 "op" => entry.op = op(&String::from_utf8_lossy(cell.trim_ascii()))?,
                 "duration_us" => entry.duration_us = Some(integer(column, cell)?),
                 BARE_NAME => entry.caller.bare = Some(String::from_utf8_lossy(cell).into_owned()),
@@ -146,7 +146,7 @@ mod tests {
         assert_eq!(entry.caller.identifier("ip"), Some("a"));
         assert_eq!(entry.caller.bare.as_deref(), Some("k"));
         let each = self::csv("at_us,key,cost:input,cost").parse(b"5,k,812,2").expect("a line");
-        assert_eq!(each.costs, LimitCosts::from(2).of("input", 812));
+        assert_eq!(each.costs, LimitCosts::from(2).with("input", 812));
         let entry = csv.parse(b",,5,,k,").expect("a line");
         assert_eq!(
             (entry.costs, entry.op, entry.caller.named.list.len()),

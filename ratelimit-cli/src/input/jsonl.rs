@@ -49,7 +49,11 @@ pub(crate) fn parse(line: &[u8]) -> Result<InputEntry, BadLine> {
             let mut costs = LimitCosts::from(1);
             for (limit, cost) in of_limits {
                 let cost = number(&format!("cost of {}", quote(&limit, 40)), &cost)?;
-                costs = if limit == OTHERS { costs.others(cost) } else { costs.of(&limit, cost) };
+                costs = if limit == OTHERS {
+                    costs.with_others(cost)
+                } else {
+                    costs.with(&limit, cost)
+                };
             }
             costs
         }
@@ -132,7 +136,7 @@ mod tests {
         }
         let each = r#"{"at_us":0,"key":"k","cost":{"input":812,"*":2}}"#;
         let each = parse(each.as_bytes()).expect(each).costs;
-        assert_eq!(each, LimitCosts::from(2).of("input", 812));
+        assert_eq!(each, LimitCosts::from(2).with("input", 812));
         let entry = parse(b"{\"at_us\":0,\"key\":\"\xff\",\"op\":\"reset\"}").expect("a line");
         assert_eq!((entry.caller.display(), entry.op), ("\u{fffd}".to_owned(), Op::Reset));
     }

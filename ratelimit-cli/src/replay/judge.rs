@@ -52,7 +52,7 @@ impl<'r, S: Store<AnyAlgorithm>> Judge<'r, S> {
     /// The costs under these limits.
     fn costs<'e>(&self, entry: &'e InputEntry) -> Cow<'e, LimitCosts> {
         match self.observed {
-            Some(limits) if entry.costs.same().is_none() => {
+            Some(limits) if entry.costs.uniform().is_none() => {
                 Cow::Owned(with_windows(&entry.costs, limits))
             }
             _ => Cow::Borrowed(&entry.costs),

@@ -24,7 +24,7 @@ use alloc::borrow::Cow;
 use alloc::format;
 
 use crate::algorithms::{Algorithm, MaybeStep, Recovery, Step, Write};
-use crate::builder::{Owing, per, without_burst};
+use crate::builder::{owing, per, without_burst};
 use crate::error::ConfigError;
 use crate::in_memory::InMemory;
 use crate::rate::{Rate, kind_of_window};
@@ -330,7 +330,7 @@ impl<const ALIGNED: bool> InMemory for CountedWindow<ALIGNED> {}
 
 per!(FixedWindow);
 without_burst!(FixedWindow = "fixed-window" by window_us owing with_debt);
-impl Owing for FixedWindow {}
+owing!(FixedWindow);
 
 per!(FirstRequestWindow);
 without_burst!(FirstRequestWindow = "first-request-window" by window_us);

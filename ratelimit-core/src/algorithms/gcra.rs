@@ -54,7 +54,7 @@
 mod fast;
 mod step;
 
-use crate::builder::{AlgorithmBuilder, FromRate, Owing, from_text, per};
+use crate::builder::{AlgorithmBuilder, FromRate, from_text, owing, per};
 use crate::error::ConfigError;
 use crate::rate::{Rate, Refill};
 use crate::timestamp::Timestamp;
@@ -194,4 +194,4 @@ impl AlgorithmBuilder<Gcra> {
     }
 }
 
-impl Owing for Gcra {}
+owing!(Gcra);

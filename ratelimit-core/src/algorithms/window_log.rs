@@ -34,12 +34,12 @@ const MAX_LIMIT: u64 = 10_000;
 ///
 /// ```
 /// use ratelimit_core::{Algorithm, Timestamp, WindowLog};
-/// use ratelimit_core::algorithm::{KeepsEntries, Write};
+/// use ratelimit_core::algorithm::Write;
 ///
 /// let log = WindowLog::new("100/m".parse()?)?;
 /// let Write::Put { mut state, .. } = log.step(None, Timestamp::ZERO, 1).write else { unreachable!() };
 /// log.annotate(&mut state, b"GET /login");
-/// assert_eq!(&*log.entries_of(&state, Timestamp::ZERO)[0].metadata, b"GET /login");
+/// assert_eq!(&*log.logged(&state, Timestamp::ZERO)[0].metadata, b"GET /login");
 /// # Ok::<(), ratelimit_core::ConfigError>(())
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -65,18 +65,6 @@ pub struct WindowEntry {
     pub cost: u64,
     /// The caller's metadata.
     pub metadata: Arc<[u8]>,
-}
-
-/// An algorithm that keeps an entry per admitted request.
-pub trait KeepsEntries: Algorithm {
-    /// The entries that count at `now`, oldest first.
-    fn entries_of<'s>(&self, state: &'s Self::State, now: Timestamp) -> &'s [WindowEntry];
-}
-
-impl KeepsEntries for WindowLog {
-    fn entries_of<'s>(&self, state: &'s WindowLogState, now: Timestamp) -> &'s [WindowEntry] {
-        self.window(Some(state), now).entries
-    }
 }
 
 /// The window of a request.
@@ -221,6 +209,10 @@ impl Algorithm for WindowLog {
         if let Some(newest) = state.entries.last_mut() {
             newest.metadata = metadata.into();
         }
+    }
+
+    fn logged<'s>(&self, state: &'s WindowLogState, now: Timestamp) -> &'s [WindowEntry] {
+        self.window(Some(state), now).entries
     }
 }
 

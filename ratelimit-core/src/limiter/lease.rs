@@ -4,7 +4,6 @@ use crate::algorithms::Algorithm;
 use crate::decision::Verdict;
 use crate::identifiers::Identifiers;
 use crate::limiter::Request;
-use crate::op::Op;
 use crate::reservation::ReservationId;
 use crate::store_traits::SyncStore;
 
@@ -13,8 +12,8 @@ impl<'a, S: SyncStore<A>, A: Algorithm, C: Identifiers + ?Sized> Request<'a, S, 
     /// none.
     ///
     /// This is for [`Concurrency`](crate::Concurrency) limits. Under a limit of a rate, dropping
-    /// the value would settle the charge at 0, and nothing would be limited: use [`Op::Acquire`]
-    /// there.
+    /// the value would settle the charge at 0, and nothing would be limited: use
+    /// [`check_now`](Self::check_now) there.
     ///
     /// ```
     /// # use ratelimit_core::*;
@@ -34,7 +33,7 @@ impl<'a, S: SyncStore<A>, A: Algorithm, C: Identifiers + ?Sized> Request<'a, S, 
             Some(_) => self,
             None => self.with_drawn_id(ReservationId::random()),
         };
-        let verdict = request.apply_now(Op::Acquire)?;
+        let verdict = request.check_now()?;
         Ok(if verdict.allowed() {
             Leased::Granted(Lease { request, verdict })
         } else {
@@ -83,14 +82,14 @@ impl<S: SyncStore<A>, A: Algorithm, C: Identifiers + ?Sized> Lease<'_, S, A, C> 
     /// The store's error. [`Ended`](crate::ErrorKind::Ended) if the lease has: another caller may
     /// have its place.
     pub fn renew_now(&self) -> Result<Verdict, S::Error> {
-        self.request.apply_now(Op::Renew)
+        self.request.renew_now()
     }
 }
 
 impl<S: SyncStore<A>, A: Algorithm, C: Identifiers + ?Sized> Drop for Lease<'_, S, A, C> {
     fn drop(&mut self) {
         if !self.verdict.is_unrecorded() {
-            drop(self.request.cost(0).apply_now(Op::Settle));
+            drop(self.request.cost(0).settle_now());
         }
     }
 }

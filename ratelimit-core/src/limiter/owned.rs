@@ -44,11 +44,11 @@ impl<S: Store<A> + 'static, A: Algorithm + 'static> RateLimiter<S, A> {
     /// # use ratelimit_core::*;
     /// # use std::sync::Arc;
     /// # async fn example<S: Store<AnyAlgorithm> + 'static>(limiter: Arc<RateLimiter<S>>) -> Result<(), ReserveError<S::Error>> {
-    /// match limiter.reserve_owned("alice", 4_000).await? {
+    /// match limiter.reserve("alice", 4_000).await? {
     ///     Reserved::Granted(reservation) => {
     ///         tokio::spawn(async move {
     ///             let tokens_used = 1_234; // what the call turned out to cost
-    ///             reservation.commit(tokens_used).await
+    ///             reservation.settle(tokens_used).await
     ///         });
     ///     }
     ///     Reserved::Denied(verdict) => println!("try again in {:?}", verdict.retry_after()),
@@ -63,7 +63,7 @@ impl<S: Store<A> + 'static, A: Algorithm + 'static> RateLimiter<S, A> {
     /// # Errors
     /// What the store could not do, with the [id](ReserveError::id); a limit without reservations.
     /// A denial is no error.
-    pub async fn reserve_owned<C: Identifiers + Send + Sync + 'static>(
+    pub async fn reserve<C: Identifiers + Send + Sync + 'static>(
         self: &Arc<Self>,
         caller: C,
         estimate: impl Into<LimitCosts>,
@@ -84,7 +84,7 @@ impl<S: Store<A> + 'static, A: Algorithm + 'static> RateLimiter<S, A> {
             granted: false,
             done: false,
         };
-        match charge.request().costs(&estimate).acquire().await {
+        match charge.request().costs(&estimate).check().await {
             Ok(verdict) if verdict.allowed() => {
                 settlement.charged = estimate.clone();
                 settlement.costs = estimate;
@@ -104,7 +104,7 @@ impl<S: Store<A> + 'static, A: Algorithm + 'static> RateLimiter<S, A> {
     }
 }
 
-/// What [`RateLimiter::reserve_owned`] answers.
+/// What [`RateLimiter::reserve`] answers.
 #[derive_where(Debug)]
 #[must_use = "a reservation that is dropped is settled, and a denial limits nothing by itself"]
 pub enum Reserved<S, A, C> {
@@ -114,7 +114,7 @@ pub enum Reserved<S, A, C> {
     Denied(Verdict),
 }
 
-/// Why [`RateLimiter::reserve_owned`] failed.
+/// Why [`RateLimiter::reserve`] failed.
 ///
 /// It displays as the store's own error does, with the same [kind](StoreError::kind) and source.
 #[derive(Debug)]
@@ -154,7 +154,7 @@ impl<E: StoreError> StoreError for ReserveError<E> {
 /// - A lease of a [`Concurrency`](crate::Concurrency) limit is released.
 /// - A reservation is settled at its [`costs`](Self::costs): the estimate, unless
 ///   [`set_cost`](Self::set_cost) has changed it. So a client that disconnects pays for what it
-///   got, and a task that panics pays its estimate. [Committing](Self::commit) 0 gives all of it
+///   got, and a task that panics pays its estimate. [Settling](Self::settle) at 0 gives all of it
 ///   back.
 ///
 /// Dropping never waits. On its runtime, a store that decides without waiting has settled when the
@@ -187,18 +187,18 @@ impl<E: StoreError> StoreError for ReserveError<E> {
 ///         Err(_) => _ = reservation.renew().await?,
 ///     }
 /// };
-/// reservation.commit(tokens_used).await
+/// reservation.settle(tokens_used).await
 /// # }
 /// ```
 ///
 /// A settlement that comes too late cannot give back what was too much. It still charges what was
-/// too little, as [`force`](RateLimiter::force) does, once however often it is sent, and its error
+/// too little, as [`force`](Request::force) does, once however often it is sent, and its error
 /// is [`Ended`](ErrorKind::Ended).
 ///
 /// # Without a record
 ///
 /// A store that has no room for another reservation charges the estimate all the same, and its
-/// verdict [reports it](Verdict::is_unrecorded). The charge is then final: [`commit`](Self::commit)
+/// verdict [reports it](Verdict::is_unrecorded). The charge is then final: [`settle`](Self::settle)
 /// sends nothing and returns that verdict. A lease holds its place until it expires.
 #[derive_where(Debug)]
 #[must_use = "a reservation that is dropped is settled, and a lease released"]
@@ -241,7 +241,7 @@ where
     /// been sent so far. The cost of a name that no limit has is left out, so that the rest is
     /// settled.
     pub fn set_cost(&mut self, cost: impl Into<LimitCosts>) {
-        self.settlement.costs = cost.into().known(|name| self.limits().has(name));
+        self.settlement.costs = cost.into().only(|name| self.limits().has(name));
     }
 
     /// Calls this with an error of the settlement that no caller receives, because the value was
@@ -287,7 +287,7 @@ where
     /// What the store could not do. [`Ended`](ErrorKind::Ended) if the reservation had expired: it
     /// is [settled late](Self#held-for-long). After the cost of a name that no limit has, the
     /// reservation is settled at its [`costs`](Self::costs) before.
-    pub async fn commit(mut self, cost: impl Into<LimitCosts>) -> Result<Verdict, S::Error> {
+    pub async fn settle(mut self, cost: impl Into<LimitCosts>) -> Result<Verdict, S::Error> {
         if self.verdict.is_unrecorded() {
             return Ok(self.verdict.clone());
         }

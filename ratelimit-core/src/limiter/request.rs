@@ -51,8 +51,8 @@ pub struct Request<'a, S, A, C: ?Sized> {
 /// ```
 /// use ratelimit_core::LimitCosts;
 ///
-/// let estimate = LimitCosts::from(1).of("input", 812).of("output", 4_000); // and 1 under `requests`
-/// # assert_eq!(estimate.clone().of("input", 9), LimitCosts::from(1).of("output", 4_000).of("input", 9));
+/// let estimate = LimitCosts::from(1).with("input", 812).with("output", 4_000); // and 1 under `requests`
+/// # assert_eq!(estimate.clone().with("input", 9), LimitCosts::from(1).with("output", 4_000).with("input", 9));
 /// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct LimitCosts {
@@ -63,14 +63,14 @@ pub struct LimitCosts {
 impl LimitCosts {
     /// The same at another cost under the limit of this name.
     #[must_use]
-    pub fn of(mut self, limit: &str, cost: u64) -> Self {
+    pub fn with(mut self, limit: &str, cost: u64) -> Self {
         self.set(limit, cost);
         self
     }
 
     /// The same at another cost under all limits whose costs are not told.
     #[must_use]
-    pub const fn others(mut self, cost: u64) -> Self {
+    pub const fn with_others(mut self, cost: u64) -> Self {
         self.others = cost;
         self
     }
@@ -83,7 +83,7 @@ impl LimitCosts {
 
     /// The same, without the costs under limits of other names than these.
     #[must_use]
-    pub fn known(mut self, is_known: impl Fn(&str) -> bool) -> Self {
+    pub fn only(mut self, is_known: impl Fn(&str) -> bool) -> Self {
         self.of.retain(|name, _| is_known(name));
         self
     }
@@ -109,7 +109,7 @@ impl LimitCosts {
 
     /// The cost under all limits, if it is the same.
     #[must_use]
-    pub fn same(&self) -> Option<u64> {
+    pub fn uniform(&self) -> Option<u64> {
         self.of.is_empty().then_some(self.others)
     }
 
@@ -136,7 +136,6 @@ impl<'a, S, A: Algorithm, C: Identifiers + ?Sized> Request<'a, S, A, C> {
     /// ever. A name that no limit has is [refused](Refusal::UnknownLimit).
     ///
     /// ```
-    /// use ratelimit_core::store::Op;
     /// use ratelimit_core::{Gcra, LimitCosts, Limits, RateLimiter};
     /// use ratelimit_memory::MemoryStore;
     ///
@@ -145,12 +144,12 @@ impl<'a, S, A: Algorithm, C: Identifiers + ?Sized> Request<'a, S, A, C> {
     ///     .limit("requests", Gcra::per_minute(50))
     ///     .build()?;
     /// let limiter = RateLimiter::new(limits, MemoryStore::new());
-    /// let costs = LimitCosts::from(1).of("input", 812);
-    /// let verdict = limiter.request("alice").costs(&costs).apply_now(Op::Acquire)?;
+    /// let costs = LimitCosts::from(1).with("input", 812);
+    /// let verdict = limiter.request("alice").costs(&costs).check_now()?;
     /// let left: Vec<_> = limiter.named(&verdict).map(|one| one.remaining).collect();
     /// assert_eq!(left, [39_188, 49]); // `requests` costs 1
-    /// let misspelt = LimitCosts::from(1).of("inptu", 812);
-    /// assert!(limiter.request("alice").costs(&misspelt).apply_now(Op::Acquire).is_err());
+    /// let misspelt = LimitCosts::from(1).with("inptu", 812);
+    /// assert!(limiter.request("alice").costs(&misspelt).check_now().is_err());
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub const fn costs(mut self, costs: &'a LimitCosts) -> Self {
@@ -187,7 +186,7 @@ impl<'a, S, A: Algorithm, C: Identifiers + ?Sized> Request<'a, S, A, C> {
     }
 
     /// The same request under an id. The store applies it once, however often it is sent, and the
-    /// charge can be [settled](Op::Settle) and [renewed](Op::Renew) under the id.
+    /// charge can be [settled](Self::settle) and [renewed](Self::renew) under the id.
     pub const fn id(mut self, id: ReservationId) -> Self {
         self.id = Some(id);
         self.settled_once = false;
@@ -360,47 +359,93 @@ macro_rules! with_batch {
 /// (measured: an eighth of a decision).
 pub(super) struct Outlined<T>(pub(super) T);
 
+/// Writes each operation in its async form and, for stores that decide without waiting, in the form
+/// whose name ends in `_now`.
 macro_rules! operations {
-    ($( $(#[$doc:meta])+ $name:ident, $op:ident; )+) => { $(
-        $(#[$doc])+
-        ///
-        /// # Errors
-        /// The store's error. A denial is not an error.
-        pub fn $name(self) -> impl Future<Output = Result<Verdict, S::Error>> {
-            self.apply(Op::$op)
-        }
-    )+ };
+    ($( $(#[$doc:meta])+ $name:ident, $now:ident, $op:ident; )+) => {
+        impl<S: Store<A>, A: Algorithm, C: Identifiers + Sync + ?Sized> Request<'_, S, A, C> { $(
+            $(#[$doc])+
+            ///
+            /// # Errors
+            /// The store's error. A denial is not an error.
+            pub fn $name(self) -> impl Future<Output = Result<Verdict, S::Error>> {
+                self.apply(Op::$op)
+            }
+        )+ }
+
+        impl<S: SyncStore<A>, A: Algorithm, C: Identifiers + ?Sized> Request<'_, S, A, C> { $(
+            #[doc = concat!("[`", stringify!($name), "`](Self::", stringify!($name), ") without waiting.")]
+            ///
+            /// # Errors
+            /// The store's error. A denial is not an error.
+            pub fn $now(self) -> Result<Verdict, S::Error> {
+                self.apply_now(Op::$op)
+            }
+        )+ }
+    };
+}
+
+operations! {
+    /// Charges the cost if it fits. Under an [`id`](Self::id) it reserves: the cost is an estimate,
+    /// to [settle](Self::settle) within an hour of this call, or of the last that renews or extends
+    /// it. Under a [`Concurrency`](crate::Concurrency) limit it grants a lease, to
+    /// [renew](Self::renew), and to release by settling at any cost. A reservation that is never
+    /// settled stays charged; a lease ends by itself.
+    ///
+    /// ```
+    /// # use ratelimit_core::*;
+    /// # async fn example<S: Store<AnyAlgorithm>>(limiter: RateLimiter<S>) -> Result<(), S::Error> {
+    /// let id = ReservationId::random();
+    /// if limiter.request("alice").id(id).cost(4_000).check().await?.allowed() {
+    ///     let tokens_used = 1_234; // the true cost, known after the call
+    ///     let _ = limiter.request("alice").id(id).cost(tokens_used).settle().await?;
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
+    check, check_now, Acquire;
+    /// Decides as [`check`](Self::check) does, and charges nothing.
+    /// [`remaining`](Verdict::remaining) is what such a request would leave; of a peek at cost 0,
+    /// it is what is there.
+    ///
+    /// ```
+    /// use ratelimit_core::{FixedWindow, Limits, RateLimiter};
+    /// use ratelimit_memory::MemoryStore;
+    ///
+    /// let daily = Limits::builder().limit("daily", FixedWindow::per_day(10)).build()?;
+    /// let limiter = RateLimiter::new(daily, MemoryStore::new());
+    /// assert_eq!(limiter.request("alice").peek_now()?.remaining(), 9);
+    /// assert_eq!(limiter.request("alice").cost(0).peek_now()?.remaining(), 10);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    peek, peek_now, Peek;
+    /// Charges the cost even if it does not fit, down to nothing left, or into
+    /// [debt](Algorithm::debt).
+    force, force_now, Force;
+    /// Gives the cost back, up to the capacity.
+    refund, refund_now, Refund;
+    /// Forgets the caller: full capacity in every limit that applies.
+    reset, reset_now, Reset;
+    /// Settles the reservation under the [`id`](Self::id) at the cost, its final one: returns the
+    /// difference to the estimate, or charges it, down to nothing left. A cost of 0 gives all of it
+    /// back; a lease ends at any cost. The same call again changes nothing. A reservation that does
+    /// not exist, or was settled at another cost, is an error.
+    settle, settle_now, Settle;
+    /// Starts the lease under the [`id`](Self::id) again, or keeps the reservation for another
+    /// hour. One that does not exist, or was settled, is an error: it has expired, and another
+    /// caller may have its place.
+    renew, renew_now, Renew;
+    /// Grows the reservation under the [`id`](Self::id) to the cost, if what is added fits: a
+    /// stream that is longer than its estimate asks before it goes on. The same call again changes
+    /// nothing. One that does not exist, or was settled, is an error.
+    extend, extend_now, Extend;
+    /// Adopts what another service says remains of its limit: charges until no more than the cost
+    /// remains here. With [`costs`](Request::costs) each limit adopts its own.
+    adopt, adopt_now, Adopt;
 }
 
 impl<S: Store<A>, A: Algorithm, C: Identifiers + Sync + ?Sized> Request<'_, S, A, C> {
-    operations! {
-        /// Charges the cost if it fits.
-        acquire, Acquire;
-        /// Decides as [`acquire`](Self::acquire) does, and charges nothing.
-        peek, Peek;
-        /// Charges the cost even if it does not fit, down to nothing left, or into
-        /// [debt](Algorithm::debt).
-        force, Force;
-        /// Gives the cost back, up to the capacity.
-        refund, Refund;
-        /// Forgets the caller: full capacity in every limit that applies.
-        reset, Reset;
-        /// Settles the reservation under the [`id`](Self::id) at the cost. One that does not exist,
-        /// or was settled at another cost, is an error.
-        settle, Settle;
-        /// Renews the reservation under the [`id`](Self::id). One that does not exist, or was
-        /// settled, is an error.
-        renew, Renew;
-        /// Grows the reservation under the [`id`](Self::id) to the cost, if what is added fits: a
-        /// stream that is longer than its estimate asks before it goes on. The same call again
-        /// changes nothing. One that does not exist, or was settled, is an error.
-        extend, Extend;
-        /// Adopts what another service says remains of its limit: charges until no more than the
-        /// cost remains here. With [`costs`](Request::costs) each limit adopts its own.
-        adopt, Adopt;
-    }
-
-    /// Applies this operation.
+    /// Applies an operation that the program chooses while it runs.
     ///
     /// # Errors
     /// The store's error. A denial is not an error.
@@ -411,7 +456,7 @@ impl<S: Store<A>, A: Algorithm, C: Identifiers + Sync + ?Sized> Request<'_, S, A
 }
 
 impl<S: SyncStore<A>, A: Algorithm, C: Identifiers + ?Sized> Request<'_, S, A, C> {
-    /// Applies this operation without waiting.
+    /// [`apply`](Self::apply) without waiting.
     ///
     /// # Errors
     /// The store's error. A denial is not an error.

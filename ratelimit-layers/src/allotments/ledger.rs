@@ -10,7 +10,6 @@ use ratelimit_core::store::{Batch, Check};
 use ratelimit_core::{Algorithm, Limit, Timestamp};
 
 use super::slot::{AllotmentSlot, EarlyEnd, Ended, Terms};
-use crate::KeptAlgorithm;
 use crate::bounded::{BoundedMap, WideKeyHasher};
 
 /// The slots of a process.
@@ -41,7 +40,7 @@ pub(super) type SlotKey = u128;
 /// An allotment that has ended, with its limits and keys.
 pub(super) type EndedOf<A> = (Ended, Arc<Checks<A>>);
 
-impl<A: KeptAlgorithm> Checks<A> {
+impl<A: Algorithm + Clone + PartialEq + 'static> Checks<A> {
     fn new(batch: &Batch<'_, A>) -> Self {
         let own = |check: &Check<'_, A>| (check.limit.clone(), check.key.into());
         Self { each: batch.checks().iter().map(own).collect() }
@@ -66,7 +65,7 @@ impl<A> Checks<A> {
     }
 }
 
-impl<A: KeptAlgorithm> LedgerEntry<A> {
+impl<A: Algorithm + Clone + PartialEq + 'static> LedgerEntry<A> {
     /// The limits and keys of the batch, which are cloned only if they are new or have changed.
     fn checks(&mut self, batch: &Batch<'_, A>) -> Arc<Checks<A>> {
         let known = self.checks.as_ref().filter(|checks| checks.are_of(batch));
@@ -104,7 +103,7 @@ impl<A: Algorithm> Ledger<A> {
     }
 }
 
-impl<A: KeptAlgorithm> Ledger<A> {
+impl<A: Algorithm + Clone + PartialEq + 'static> Ledger<A> {
     /// Calls `act` on the slot of a batch, which is made if it is new, and ended if its limits have
     /// changed. Also returns the allotments that have ended by this: that of the slot itself, and
     /// those of slots that made room.

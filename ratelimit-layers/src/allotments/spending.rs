@@ -19,8 +19,8 @@ use tokio::time::{Instant, timeout};
 use super::SharedAllotments;
 use super::ledger::{Checks, EndedOf, LedgerEntry, SlotKey};
 use super::slot::{AllotmentSlot, Draw, EarlyEnd, Ended};
+use crate::OnDrop;
 use crate::plain::acquires_plainly;
-use crate::{KeptAlgorithm, OnDrop};
 
 /// How many settlements of one caller are in flight at once, on each server.
 const SETTLEMENTS_AT_ONCE: usize = 64;
@@ -40,7 +40,9 @@ fn is_served<A: Algorithm>(batch: &Batch<'_, A>) -> bool {
         && batch.checks().iter().all(|check| can(check.limit.algorithm()))
 }
 
-impl<S: Store<A> + 'static, A: KeptAlgorithm, C: Clock + 'static> SharedAllotments<S, A, C> {
+impl<S: Store<A> + 'static, A: Algorithm + Clone + PartialEq + 'static, C: Clock + 'static>
+    SharedAllotments<S, A, C>
+{
     /// Serves a request, draws for it, or asks the store.
     pub(super) async fn decide(
         self: &Arc<Self>,
@@ -225,7 +227,11 @@ impl<S: Store<A> + 'static, A: KeptAlgorithm, C: Clock + 'static> SharedAllotmen
 /// An allotment that has ended and is on its way back. However that ends, its units are counted: as
 /// given back once the store has settled them, else as forfeited, and then they stay charged until
 /// the limit recovers.
-struct Returning<S: Store<A> + 'static, A: KeptAlgorithm, C: Clock + 'static> {
+struct Returning<
+    S: Store<A> + 'static,
+    A: Algorithm + Clone + PartialEq + 'static,
+    C: Clock + 'static,
+> {
     inner: Arc<SharedAllotments<S, A, C>>,
     ended: Ended,
     checks: Arc<Checks<A>>,
@@ -233,7 +239,9 @@ struct Returning<S: Store<A> + 'static, A: KeptAlgorithm, C: Clock + 'static> {
     is_back: bool,
 }
 
-impl<S: Store<A> + 'static, A: KeptAlgorithm, C: Clock + 'static> Returning<S, A, C> {
+impl<S: Store<A> + 'static, A: Algorithm + Clone + PartialEq + 'static, C: Clock + 'static>
+    Returning<S, A, C>
+{
     fn new(inner: &Arc<SharedAllotments<S, A, C>>, (ended, checks): EndedOf<A>) -> Self {
         let keys = inner.ledger.keys(&checks.costing(&ended.used));
         for key in &keys {
@@ -262,7 +270,9 @@ impl<S: Store<A> + 'static, A: KeptAlgorithm, C: Clock + 'static> Returning<S, A
     }
 }
 
-impl<S: Store<A> + 'static, A: KeptAlgorithm, C: Clock + 'static> Drop for Returning<S, A, C> {
+impl<S: Store<A> + 'static, A: Algorithm + Clone + PartialEq + 'static, C: Clock + 'static> Drop
+    for Returning<S, A, C>
+{
     fn drop(&mut self) {
         let (tally, unused) = (&self.inner.tally, self.ended.unused);
         let tally = if self.is_back { &tally.given_back } else { &tally.forfeited };
@@ -280,7 +290,12 @@ impl<S: Store<A> + 'static, A: KeptAlgorithm, C: Clock + 'static> Drop for Retur
 
 /// A draw in flight. If its future is dropped, the slot is free for the next draw; if the units may
 /// have been charged, the id is settled at 0.
-struct DrawGuard<'d, S: Store<A> + 'static, A: KeptAlgorithm, C: Clock + 'static> {
+struct DrawGuard<
+    'd,
+    S: Store<A> + 'static,
+    A: Algorithm + Clone + PartialEq + 'static,
+    C: Clock + 'static,
+> {
     inner: &'d Arc<SharedAllotments<S, A, C>>,
     slot_key: SlotKey,
     draw: Draw,
@@ -291,7 +306,9 @@ struct DrawGuard<'d, S: Store<A> + 'static, A: KeptAlgorithm, C: Clock + 'static
     refused: Option<Timestamp>,
 }
 
-impl<S: Store<A> + 'static, A: KeptAlgorithm, C: Clock + 'static> DrawGuard<'_, S, A, C> {
+impl<S: Store<A> + 'static, A: Algorithm + Clone + PartialEq + 'static, C: Clock + 'static>
+    DrawGuard<'_, S, A, C>
+{
     /// Draws for this request and those that follow. `None` if the request is to be asked alone.
     async fn draw(
         mut self,
@@ -358,7 +375,9 @@ impl<S: Store<A> + 'static, A: KeptAlgorithm, C: Clock + 'static> DrawGuard<'_, 
     }
 }
 
-impl<S: Store<A> + 'static, A: KeptAlgorithm, C: Clock + 'static> Drop for DrawGuard<'_, S, A, C> {
+impl<S: Store<A> + 'static, A: Algorithm + Clone + PartialEq + 'static, C: Clock + 'static> Drop
+    for DrawGuard<'_, S, A, C>
+{
     fn drop(&mut self) {
         let Self { inner, slot_key, draw, refused, .. } = self;
         // One that was drawn is not in flight any more.

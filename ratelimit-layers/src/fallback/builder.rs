@@ -4,6 +4,7 @@ use std::num::NonZeroU64;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use ratelimit_core::algorithm::{InMemory, Share};
 use ratelimit_core::{Clock, ConfigError, Limits};
 use ratelimit_memory::{MemoryStore, PreciseClock};
 
@@ -13,7 +14,6 @@ use super::journal::Journal;
 use super::known_ids::KnownIds;
 use super::outage::{Outage, no_shares};
 use super::{Fallback, SharedFallback};
-use crate::LocalAlgorithm;
 use crate::observed::Observer;
 
 /// Longer than any caller waits for an answer.
@@ -170,7 +170,7 @@ impl<C: Clock> FallbackBuilder<C> {
     /// error names the limit.
     pub fn build<S, A>(self, store: S, limits: &Limits<A>) -> Result<Fallback<S, A, C>, ConfigError>
     where
-        A: LocalAlgorithm,
+        A: InMemory + Share + Clone + PartialEq + 'static,
     {
         let Self { deadline, failures, pause, nodes, at_least_one, .. } = self;
         let Self { capacity, on_recovery, name, clock, .. } = self;

@@ -1,14 +1,16 @@
 //! Takes an estimate back whose answer was lost: the request was decided without the store, which
 //! may have charged it.
 
+use ratelimit_core::algorithm::{InMemory, Share};
 use ratelimit_core::store::{Batch, Check, Op, repeat_settlement};
 use ratelimit_core::{Clock, Limit, Store};
 use tokio::time::timeout;
 
 use super::{Fallback, FallbackError, SharedFallback};
-use crate::LocalAlgorithm;
 
-impl<S: Store<A> + 'static, A: LocalAlgorithm, C: Clock + 'static> Fallback<S, A, C> {
+impl<S: Store<A> + 'static, A: InMemory + Share + Clone + PartialEq + 'static, C: Clock + 'static>
+    Fallback<S, A, C>
+{
     /// Starts a task that settles the estimates of this batch at 0 in the store. The breaker does
     /// not hear of it, so that the next request is the probe.
     pub(super) fn cancel(&self, batch: &Batch<'_, A>) {

@@ -4,7 +4,7 @@ use std::num::NonZeroU64;
 use std::sync::Arc;
 use std::time::Duration;
 
-use ratelimit_core::algorithm::InMemory;
+use ratelimit_core::algorithm::{InMemory, Share};
 use ratelimit_core::store::{Batch, Check, Now, Op};
 use ratelimit_core::{
     Clock, ConfigError, Decision, ErrorKind, Limit, Limits, OnOutage, Source, StoreError,
@@ -17,9 +17,9 @@ use super::counts::OutageCounts;
 use super::error::FallbackError;
 use super::journal::Journal;
 use super::known_ids::{KnownBy, KnownIds, Noted};
+use crate::OnDrop;
 use crate::bounded::BoundedMap;
 use crate::observed::LimitOutcome;
-use crate::{LocalAlgorithm, OnDrop};
 
 /// The most limits whose shares are kept. More than a service has, so that only limits that are
 /// gone make room for new ones.
@@ -52,7 +52,7 @@ pub(super) fn no_shares<A>() -> BoundedMap<Arc<LocalShare<A>>> {
 }
 
 /// The share of one of as many nodes as can share a limit, which are fewer than these.
-fn share_of_fewer<A: LocalAlgorithm>(
+fn share_of_fewer<A: InMemory + Share + Clone + PartialEq + 'static>(
     limit: &Limit<A>,
     nodes: NonZeroU64,
 ) -> Result<Limit<A>, ConfigError> {
@@ -68,7 +68,7 @@ fn share_of_fewer<A: LocalAlgorithm>(
     Ok(share)
 }
 
-impl<A: LocalAlgorithm, C: Clock> Outage<A, C> {
+impl<A: InMemory + Share + Clone + PartialEq + 'static, C: Clock> Outage<A, C> {
     /// What a limit says about outages, if this node can keep it.
     pub(super) fn choice(&self, limit: &Limit<A>) -> Result<OnOutage, ConfigError> {
         let undeclared = "it does not declare what happens while its store is unreachable, and there is no default; give it \

@@ -30,7 +30,7 @@ fn reload(document: &str) -> Reload<Memory> {
 }
 
 fn capacity(reload: &Reload<Memory>) -> u64 {
-    reload.limiter().peek_now("nobody", 0).expect("decides").limit()
+    reload.limiter().request("nobody").cost(0).peek_now().expect("decides").limit()
 }
 
 /// Whether a caller may be without a limit is a choice of the service, and no part of the policy.
@@ -80,7 +80,7 @@ fn a_request_is_decided_by_the_old_limits_or_the_new_ones_never_by_some_of_each(
             scope.spawn(|| {
                 while !over.load(Ordering::Relaxed) {
                     let limiter = reload.limiter();
-                    let verdict = limiter.peek_now("alice", 1).expect("decides");
+                    let verdict = limiter.request("alice").peek_now().expect("decides");
                     let told: Vec<_> =
                         limiter.named(&verdict).map(|d| (d.name(), d.limit)).collect();
                     assert!(known.iter().any(|known| told == *known), "{told:?}");
@@ -312,7 +312,7 @@ fn a_reload_takes_another_order_and_other_limits() {
     ] {
         assert_eq!(reload.read(&policy(&limits)).expect("a policy").to_string(), told);
         let limiter = reload.limiter();
-        let verdict = limiter.peek_now("alice", 1).expect("decides");
+        let verdict = limiter.request("alice").peek_now().expect("decides");
         let said: Vec<_> = limiter.named(&verdict).map(|one| (one.name(), one.limit)).collect();
         assert_eq!(said, limits);
     }

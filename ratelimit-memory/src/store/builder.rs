@@ -60,7 +60,7 @@ impl<C: Clock> Builder<C> {
     /// as [keys](Self::capacity). They do not count as keys. Each takes some 170 bytes for every
     /// limit of its request, until it is settled or an hour has passed; a lease until it is
     /// released or expires. A reservation under a generated id (such as
-    /// [`RateLimiter::reserve_owned`](ratelimit_core::RateLimiter)) is forgotten [ten
+    /// [`RateLimiter::reserve`](ratelimit_core::RateLimiter)) is forgotten [ten
     /// seconds](ratelimit_core::store::Reservation::REPEAT_US) after its settlement; an id of a
     /// caller after an hour.
     ///

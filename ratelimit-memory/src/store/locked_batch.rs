@@ -15,7 +15,7 @@
 //!   writes. A panic after that, or in
 //!   [`entries_in`](ratelimit_core::algorithm::InMemory::entries_in) of the new state, leaves this
 //!   one key with what the algorithm has written. It affects no other key and no count.
-//! - The closure of a call for several keys ([`MemoryStore::acquire_each_now`]) runs after each key
+//! - The closure of a call for several keys ([`MemoryStore::check_each_now`]) runs after each key
 //!   is decided. If it panics, the keys that it was called for stay decided, and all others are as
 //!   they were.
 

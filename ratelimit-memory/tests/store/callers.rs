@@ -29,15 +29,15 @@ fn all_ways<C: Identifiers + Sync + ?Sized>(
     let mut results = vec![
         limiter.check_now(caller),
         limiter.check_n_now(caller, 2),
-        limiter.peek_now(caller, 1),
-        limiter.force_now(caller, 1),
-        limiter.refund_now(caller, 1),
-        limiter.reset_now(caller),
-        limiter.reserve_now(caller, id, 1),
-        limiter.commit_now(caller, id, 1),
-        limiter.renew_now(caller, id),
+        limiter.request(caller).peek_now(),
+        limiter.request(caller).force_now(),
+        limiter.request(caller).refund_now(),
+        limiter.request(caller).reset_now(),
+        limiter.request(caller).id(id).check_now(),
+        limiter.request(caller).id(id).cost(1).settle_now(),
+        limiter.request(caller).id(id).renew_now(),
         block_on(limiter.check(caller)),
-        block_on(limiter.request(caller).metadata(b"who").acquire()),
+        block_on(limiter.request(caller).metadata(b"who").check()),
     ];
     MemoryStore::check_each_now(limiter, &[caller, caller], |_, decided| results.push(decided));
     results

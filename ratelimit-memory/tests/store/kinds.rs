@@ -14,7 +14,7 @@ fn a_window_log_returns_its_charges_and_their_metadata_oldest_first_until_its_wi
     let limits = [limit("log", "window-log 3/m"), limit("fixed", "fixed-window 9/m")];
     let (limiter, clock) = limiter(limits, |builder| builder);
     clock.set(Timestamp::ZERO);
-    let who = |at: &[u8]| limiter.request("a").metadata(at).apply_now(Op::Acquire);
+    let who = |at: &[u8]| limiter.request("a").metadata(at).check_now();
     // The clock goes back before the last one, which counts as made with the newest.
     for (at_us, path) in [(0, &b"GET /login"[..]), (2_000_000, b""), (1_000_000, b"\0\xff")] {
         clock.set(Timestamp::saturating_from_us(at_us));

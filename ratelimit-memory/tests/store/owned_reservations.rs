@@ -79,14 +79,14 @@ fn slow_of(rows: &[(&str, &str)]) -> (Limiter, ManualClock) {
 }
 
 async fn remaining(limiter: &Limiter) -> u64 {
-    limiter.peek("alice", 0).await.expect("decides").remaining()
+    limiter.request("alice").cost(0).peek().await.expect("decides").remaining()
 }
 
 async fn reserve<S: Store<AnyAlgorithm> + 'static>(
     limiter: &Arc<RateLimiter<S>>,
     estimate: impl Into<LimitCosts>,
 ) -> OwnedReservation<S, AnyAlgorithm, &'static str> {
-    match limiter.reserve_owned("alice", estimate).await.expect("decides") {
+    match limiter.reserve("alice", estimate).await.expect("decides") {
         Reserved::Granted(reservation) => reservation,
         Reserved::Denied(verdict) => panic!("denied: {verdict:?}"),
     }
@@ -104,9 +104,9 @@ async fn what_is_committed_is_charged_and_what_is_cancelled_or_denied_is_not() {
     let (limiter, _) = slow(BUCKET);
     let reservation = reserve(&limiter, 40).await;
     assert_eq!((remaining(&limiter).await, reservation.verdict().remaining()), (60, 60));
-    assert_eq!(reservation.commit(15).await.expect("settles").remaining(), 85);
-    assert_eq!(reserve(&limiter, 40).await.commit(0).await.expect("settles").remaining(), 85);
-    let answer = limiter.reserve_owned("alice", 101).await.expect("decides");
+    assert_eq!(reservation.settle(15).await.expect("settles").remaining(), 85);
+    assert_eq!(reserve(&limiter, 40).await.settle(0).await.expect("settles").remaining(), 85);
+    let answer = limiter.reserve("alice", 101).await.expect("decides");
     assert!(matches!(answer, Reserved::Denied(verdict) if verdict.retry_after().is_none()));
     assert_eq!(left_at_the_end(&limiter).await, 85);
 }
@@ -130,12 +130,12 @@ async fn a_dropped_reservation_is_settled_at_its_estimate_or_at_the_cost_that_wa
     assert_eq!(left_at_the_end(&limiter).await, 60);
     let mut sending = reserve(&limiter, 40).await;
     (1..=7).for_each(|sent| sending.set_cost(sent));
-    assert_eq!((sending.costs().same(), remaining(&limiter).await), (Some(7), 20));
+    assert_eq!((sending.costs().uniform(), remaining(&limiter).await), (Some(7), 20));
     let id = sending.id();
     drop(sending);
     assert_eq!(left_at_the_end(&limiter).await, 53);
     // It has been settled, and not only left to expire.
-    let other = limiter.commit("alice", id, 8).await.expect_err("settled at 7");
+    let other = limiter.request("alice").id(id).cost(8).settle().await.expect_err("settled at 7");
     assert!(other.to_string().contains("settled at 7"), "{other}");
 }
 
@@ -147,13 +147,13 @@ async fn an_extension_only_grows_and_the_cost_of_an_unknown_name_settles_the_res
         let verdict = growing.extend(total).await.expect("extends");
         assert_eq!((verdict.allowed(), growing.costs().get("l")), (allowed, reserved));
     }
-    assert!(growing.extend(LimitCosts::from(1).of("x", 40)).await.is_err());
+    assert!(growing.extend(LimitCosts::from(1).with("x", 40)).await.is_err());
     drop(growing);
     assert_eq!(left_at_the_end(&limiter).await, 70);
-    let refused = reserve(&limiter, 10).await.commit(LimitCosts::from(1).of("x", 1)).await;
+    let refused = reserve(&limiter, 10).await.settle(LimitCosts::from(1).with("x", 1)).await;
     assert_eq!(refused.expect_err("no limit is named x").kind(), ErrorKind::Invalid);
     let mut named = reserve(&limiter, 10).await;
-    named.set_cost(LimitCosts::from(4).of("x", 1));
+    named.set_cost(LimitCosts::from(4).with("x", 1));
     drop(named);
     assert_eq!(left_at_the_end(&limiter).await, 70 - 10 - 4);
     let (limiter, _) = slow(LEASES);
@@ -164,11 +164,11 @@ async fn an_extension_only_grows_and_the_cost_of_an_unknown_name_settles_the_res
     assert_eq!(left_at_the_end(&limiter).await, 100);
     // Beside what grows, a lease keeps its places, unless it is named.
     let (limiter, _) = slow_of(&[("tokens", WINDOW), ("streams", "concurrency 2/1h")]);
-    let mut stream = reserve(&limiter, LimitCosts::from(1).of("tokens", 10)).await;
+    let mut stream = reserve(&limiter, LimitCosts::from(1).with("tokens", 10)).await;
     let verdict = stream.extend(30).await.expect("extends");
     let left: Vec<_> = verdict.decisions().iter().map(|decision| decision.remaining).collect();
     assert_eq!((verdict.allowed(), left), (true, vec![70, 1]));
-    let named = LimitCosts::from(40).of("streams", 2);
+    let named = LimitCosts::from(40).with("streams", 2);
     let error = stream.extend(named).await.expect_err("a lease");
     assert_eq!(error.kind(), ErrorKind::Unsupported);
 }
@@ -215,7 +215,7 @@ async fn a_reservation_that_is_extended_or_renewed_lives_for_another_hour() {
             let kept = if extends { held.extend(10).await } else { held.renew().await };
             assert!(kept.expect("it lives").allowed());
         }
-        let _ = held.commit(0).await.expect("it lives");
+        let _ = held.settle(0).await.expect("it lives");
         assert_eq!(remaining(&limiter).await, 100, "extended: {extends}");
     }
 }
@@ -227,11 +227,11 @@ async fn what_an_earlier_window_has_counted_does_not_come_back_after_a_renewal()
     for renews in [false, true] {
         let held = reserve(&limiter, 10).await;
         clock.advance(Duration::from_secs(1_800));
-        let _ = reserve(&limiter, 5).await.commit(5).await.expect("settles");
+        let _ = reserve(&limiter, 5).await.settle(5).await.expect("settles");
         if renews {
             assert!(held.renew().await.expect("it lives").allowed());
         }
-        let _ = held.commit(0).await.expect("it lives");
+        let _ = held.settle(0).await.expect("it lives");
         assert_eq!(remaining(&limiter).await, 95, "renewed: {renews}");
     }
 }
@@ -241,10 +241,10 @@ async fn what_an_earlier_window_has_counted_does_not_come_back_after_a_renewal()
 async fn a_settlement_that_comes_too_late_charges_what_is_missing_and_says_so() {
     let (limiter, clock) = slow(WINDOW);
     let held = held_for_long(&limiter, &clock).await;
-    assert_eq!(held.commit(10).await.expect_err("it is late").kind(), ErrorKind::Ended);
+    assert_eq!(held.settle(10).await.expect_err("it is late").kind(), ErrorKind::Ended);
     assert_eq!(remaining(&limiter).await, 60);
     let held = held_for_long(&limiter, &clock).await;
-    assert_eq!(held.commit(45).await.expect_err("it is late").kind(), ErrorKind::Ended);
+    assert_eq!(held.settle(45).await.expect_err("it is late").kind(), ErrorKind::Ended);
     assert_eq!(remaining(&limiter).await, 60 - 45);
     // The first answer to the settlement, and then that to the charge, are lost: it is sent again.
     let (limiter, clock) = slow(WINDOW);
@@ -265,25 +265,25 @@ async fn a_settlement_that_comes_too_late_charges_what_is_missing_and_says_so() 
     let mut held = reserve(&limiter, 10).await;
     assert!(held.extend(30).await.expect("fits").allowed());
     clock.advance(Duration::from_secs(3_660));
-    held.commit(31).await.expect_err("it is late");
+    held.settle(31).await.expect_err("it is late");
     assert_eq!(remaining(&limiter).await, 100 - 31);
     let (limiter, clock) = slow(LEASES);
-    held_for_long(&limiter, &clock).await.commit(90).await.expect_err("it is late");
+    held_for_long(&limiter, &clock).await.settle(90).await.expect_err("it is late");
     assert_eq!(remaining(&limiter).await, 100);
 }
 
 /// Limits differ in what was estimated and in what is missing.
 #[tokio::test(start_paused = true)]
 async fn a_settlement_that_comes_too_late_charges_what_is_missing_of_each_limit() {
-    let costs = |[others, own]: [u64; 2]| LimitCosts::from(others).of("own", own);
+    let costs = |[others, own]: [u64; 2]| LimitCosts::from(others).with("own", own);
     let all = [[10, 40], [40, 10], [20, 20]];
     for (estimate, cost) in all.iter().flat_map(|one| all.map(|other| (*one, other))) {
         for order in [["l", "own"], ["own", "l"]] {
             let (limiter, clock) = slow_of(&order.map(|name| (name, WINDOW)));
             let held = reserve(&limiter, costs(estimate)).await;
             clock.advance(Duration::from_secs(3_660));
-            held.commit(costs(cost)).await.expect_err("it is late");
-            let verdict = limiter.peek("alice", 0).await.expect("decides");
+            held.settle(costs(cost)).await.expect_err("it is late");
+            let verdict = limiter.request("alice").cost(0).peek().await.expect("decides");
             let charged = order.map(|name| {
                 100 - limiter.named(&verdict).by_name(name).expect("it applies").remaining
             });
@@ -297,18 +297,18 @@ async fn a_settlement_that_comes_too_late_charges_what_is_missing_of_each_limit(
 async fn what_is_dropped_before_the_answer_or_unanswered_is_done_once_or_undone() {
     let (limiter, _) = slow(BUCKET);
     let lose = || limiter.store().lost.store(1, Ordering::SeqCst);
-    let waited = timeout(ANSWER / 2, limiter.reserve_owned("alice", 40)).await;
+    let waited = timeout(ANSWER / 2, limiter.reserve("alice", 40)).await;
     assert!(waited.is_err() && remaining(&limiter).await == 60, "charged, and not answered yet");
     assert_eq!(left_at_the_end(&limiter).await, 100);
     lose();
-    limiter.reserve_owned("alice", 40).await.expect_err("lost");
+    limiter.reserve("alice", 40).await.expect_err("lost");
     assert_eq!(left_at_the_end(&limiter).await, 100);
     let reservation = reserve(&limiter, 40).await;
-    assert!(timeout(ANSWER / 2, reservation.commit(10)).await.is_err());
+    assert!(timeout(ANSWER / 2, reservation.settle(10)).await.is_err());
     assert_eq!(left_at_the_end(&limiter).await, 90);
     let reservation = reserve(&limiter, 40).await;
     lose();
-    reservation.commit(10).await.expect_err("lost");
+    reservation.settle(10).await.expect_err("lost");
     assert_eq!(left_at_the_end(&limiter).await, 80);
 }
 
@@ -321,12 +321,12 @@ async fn without_room_for_a_reservation_the_estimate_stands_and_the_commit_says_
     assert!(!recorded.verdict().is_unrecorded());
     let (dropped, reservation) = (reserve(&limiter, 10).await, reserve(&limiter, 10).await);
     assert_eq!((limiter.store().reservations(), limiter.store().unrecorded()), (2, 2));
-    let answer = reservation.commit(1).await.expect("no error");
+    let answer = reservation.settle(1).await.expect("no error");
     assert!(answer.is_unrecorded() && answer.allowed());
     drop(dropped);
     yield_now().await;
-    assert_eq!(limiter.peek_now("alice", 0).expect("decides").remaining(), 70);
-    let answer = recorded.commit(1).await.expect("settles");
+    assert_eq!(limiter.request("alice").cost(0).peek_now().expect("decides").remaining(), 70);
+    let answer = recorded.settle(1).await.expect("settles");
     assert_eq!((answer.is_unrecorded(), answer.remaining()), (false, 79));
 }
 
@@ -383,7 +383,7 @@ async fn what_a_server_that_hangs_does_later_is_cancelled() {
                     is_first: true.into(),
                 };
                 let limiter = Arc::new(RateLimiter::new(limits, hung));
-                let failed = limiter.reserve_owned("alice", 40).await.expect_err("no answer");
+                let failed = limiter.reserve("alice", 40).await.expect_err("no answer");
                 assert_eq!(failed.kind(), ErrorKind::Indeterminate);
                 sleep(Duration::from_secs(30)).await;
                 let check = Check { limit: &limit, key: "alice", cost: 0 };
@@ -457,12 +457,12 @@ async fn however_an_operation_ends_what_was_said_last_is_charged() {
                 match (op, &mut held) {
                     ("commit", held) => {
                         let reservation = held.take().expect("made");
-                        let _ = timeout(patience, reservation.commit(10)).await;
+                        let _ = timeout(patience, reservation.settle(10)).await;
                     }
                     ("extend", Some(held)) => _ = timeout(patience, held.extend(60)).await,
                     (_, Some(held)) => _ = timeout(patience, held.renew()).await,
                     (_, held) => {
-                        let reserved = timeout(patience, limiter.reserve_owned("alice", 40)).await;
+                        let reserved = timeout(patience, limiter.reserve("alice", 40)).await;
                         if let Ok(Ok(Reserved::Granted(reservation))) = reserved {
                             *held = Some(reservation);
                         }
@@ -476,11 +476,12 @@ async fn however_an_operation_ends_what_was_said_last_is_charged() {
                     _ => dropped,
                 };
                 match held {
-                    Some(reservation) if commits => _ = reservation.commit(7).await,
+                    Some(reservation) if commits => _ = reservation.settle(7).await,
                     held => drop(held),
                 }
                 sleep(Duration::from_secs(30)).await;
-                let left = limiter.peek("alice", 0).await.expect("decides").remaining();
+                let left =
+                    limiter.request("alice").cost(0).peek().await.expect("decides").remaining();
                 assert_eq!(100 - left, due, "{op}, {fate:?}, then commits: {commits}");
             }
         }
@@ -510,7 +511,7 @@ fn made_and_dropped_without_a_runtime_it_expires() {
     let (limiter, clock) = limiter([limit("l", LEASES)], |builder| builder);
     let limiter = Arc::new(limiter);
     drop(ratelimit_testkit::block_on(reserve(&limiter, 1)));
-    let remaining = || limiter.peek_now("alice", 0).expect("decides").remaining();
+    let remaining = || limiter.request("alice").cost(0).peek_now().expect("decides").remaining();
     assert_eq!(remaining(), 99);
     clock.advance(Duration::from_secs(3_600));
     assert_eq!(remaining(), 100);

@@ -8,7 +8,9 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use ratelimit_core::algorithm::InMemory;
 use ratelimit_core::store::{Batch, Check, Now, Op};
-use ratelimit_core::{Decision, Limit, ManualClock, ReservationId, Stack, SyncStore};
+use ratelimit_core::{
+    Decision, Limit, Limits, ManualClock, RateLimiter, ReservationId, Stack, SyncStore, Verdict,
+};
 use ratelimit_memory::{MemoryError, MemoryStore};
 use trap::{PARTS, Part, Trapped, TrappedClock, run_trapped, trapped_clock};
 
@@ -231,13 +233,16 @@ fn a_panic_of_the_closure_leaves_later_keys_uncharged() {
     let keys: Vec<&str> = names.iter().map(String::as_str).collect();
     for words in ["gcra 5/h", "sliding-log 5/h"] {
         for (held, end) in (0..2 * keys.len()).map(|nth| (nth % 2 == 0, nth / 2)) {
-            let limit = Limit::new("l", algorithm(words)).expect("a name");
+            let limits = Limits::new([limit("l", words)]).expect("a limit");
             let store = MemoryStore::builder().clock(ManualClock::new(BEGIN)).build();
+            let limiter = RateLimiter::new(limits, store);
+            let (limit, store) = (&limiter.limits().as_slice()[0], limiter.store());
             if held {
-                store.acquire_each_now(&limit, &keys, 1, |_, decided| _ = decided.expect("room"));
+                let room = |_, decided: Result<Verdict, MemoryError>| _ = decided.expect("room");
+                MemoryStore::check_each_now(&limiter, &keys, room);
             }
             let call = || {
-                store.acquire_each_now(&limit, &keys, 1, |position, _| {
+                MemoryStore::check_each_now(&limiter, &keys, |position, _| {
                     if position == end {
                         std::panic::resume_unwind(Box::new(()));
                     }
@@ -245,7 +250,7 @@ fn a_panic_of_the_closure_leaves_later_keys_uncharged() {
             };
             assert!(catch_unwind(AssertUnwindSafe(call)).is_err());
             for (position, key) in keys.iter().enumerate() {
-                let left = ask(&store, (&limit, key), Op::Peek, 1).remaining();
+                let left = ask(store, (limit, key), Op::Peek, 1).remaining();
                 let charged = u64::from(held) + u64::from(position <= end);
                 assert_eq!(left, 4 - charged, "{held} {end} {position}");
             }

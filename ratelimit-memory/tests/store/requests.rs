@@ -28,7 +28,7 @@ impl RequestHarness for ByItsClock {
         asked: &AskedRequest,
     ) -> Result<Verdict, MemoryError> {
         self.0.set(asked.at);
-        let (caller, cost) = (&asked.caller, asked.costs.same());
+        let (caller, cost) = (&asked.caller, asked.costs.uniform());
         let plain = asked.id.is_none() && asked.metadata.is_empty();
         let is_sync = asked.costs.get("l0").is_multiple_of(2) == asked.at.as_us().is_multiple_of(2);
         match (asked.op, cost.filter(|_| plain), is_sync) {
@@ -36,8 +36,6 @@ impl RequestHarness for ByItsClock {
             (Op::Acquire, Some(1), false) => limiter.check(caller).await,
             (Op::Acquire, Some(cost), true) => limiter.check_n_now(caller, cost),
             (Op::Acquire, Some(cost), false) => limiter.check_n(caller, cost).await,
-            (Op::Peek, Some(cost), true) => limiter.peek_now(caller, cost),
-            (Op::Force, Some(cost), false) => limiter.force(caller, cost).await,
             (op, _, true) => asked.to(limiter).apply_now(op),
             (op, _, false) => asked.to(limiter).apply(op).await,
         }

@@ -15,14 +15,14 @@ type Held<'l> =
     Lease<'l, MemoryStore<AnyAlgorithm, ratelimit_core::ManualClock>, AnyAlgorithm, str>;
 
 fn reserve_one<'l>(limiter: &'l Limiter, caller: &'l str) -> Held<'l> {
-    match limiter.lease_now(caller).expect("decides") {
+    match limiter.request(caller).lease_now().expect("decides") {
         Leased::Granted(lease) => lease,
         Leased::Denied(verdict) => panic!("denied: {verdict:?}"),
     }
 }
 
 fn remaining(limiter: &Limiter) -> u64 {
-    limiter.peek_now("a", 0).expect("decides").remaining()
+    limiter.request("a").cost(0).peek_now().expect("decides").remaining()
 }
 
 #[test]
@@ -31,7 +31,7 @@ fn a_lease_is_released_when_it_is_dropped_and_lives_as_long_as_it_is_renewed() {
     let (first, second) = (reserve_one(&limiter, "a"), reserve_one(&limiter, "a"));
     assert_ne!(first.id(), second.id());
     assert_eq!(second.verdict().remaining(), 0);
-    let Leased::Denied(busy) = limiter.lease_now("a").expect("decides") else {
+    let Leased::Denied(busy) = limiter.request("a").lease_now().expect("decides") else {
         panic!("none is free")
     };
     assert_eq!(busy.retry_after(), Some(Duration::from_secs(30)));
@@ -60,14 +60,14 @@ fn a_renewal_is_refused_once_any_of_several_leases_has_ended_wherever_it_stands(
     for order in [[0, 1, 2], [0, 2, 1], [1, 0, 2], [1, 2, 0], [2, 0, 1], [2, 1, 0]] {
         let limits = order.map(|place: usize| limit(&format!("l{place}"), all[place]));
         let (limiter, clock) = limiter(limits, |builder| builder);
-        assert!(limiter.reserve_now("a", ID, 1).expect("decides").allowed());
+        assert!(limiter.request("a").id(ID).check_now().expect("decides").allowed());
         clock.advance(Duration::from_secs(29));
-        assert!(limiter.renew_now("a", ID).expect("all live").allowed());
+        assert!(limiter.request("a").id(ID).renew_now().expect("all live").allowed());
         clock.advance(Duration::from_secs(30));
-        let late = limiter.renew_now("a", ID).expect_err("one has ended");
+        let late = limiter.request("a").id(ID).renew_now().expect_err("one has ended");
         assert_eq!(late.kind(), ErrorKind::Ended, "{order:?}");
         // What lives on is settled.
-        assert!(limiter.commit_now("a", ID, 0).expect("two live").allowed());
+        assert!(limiter.request("a").id(ID).cost(0).settle_now().expect("two live").allowed());
         assert_eq!(remaining(&limiter), 9, "{order:?}");
     }
 }
@@ -93,10 +93,13 @@ fn without_room_for_a_reservation_a_lease_of_the_limiter_is_granted_and_ends_by_
     let (first, second) = (reserve_one(&limiter, "a"), reserve_one(&limiter, "a"));
     assert!(!first.verdict().is_unrecorded() && second.verdict().is_unrecorded());
     assert_eq!(limiter.store().unrecorded(), 1);
-    assert!(matches!(limiter.reserve_now("b", ID, 1), Err(MemoryError::Full { capacity: 1 })));
+    assert!(matches!(
+        limiter.request("b").id(ID).check_now(),
+        Err(MemoryError::Full { capacity: 1 })
+    ));
     assert_eq!(second.renew_now().expect_err("there is no record").kind(), ErrorKind::Ended);
     // A denial is the limit's, and needs no record.
-    assert!(matches!(limiter.lease_now("a").expect("decides"), Leased::Denied(_)));
+    assert!(matches!(limiter.request("a").lease_now().expect("decides"), Leased::Denied(_)));
     drop(second);
     assert_eq!(remaining(&limiter), 0);
     drop(first);

@@ -64,7 +64,7 @@ impl Gated {
                 "owned" => {
                     let limits = Limits::new([limits[0].clone()]).expect("limits");
                     let limiter = Arc::new(RateLimiter::new(limits, Arc::clone(&store)));
-                    if let Ok(Reserved::Granted(mut owned)) = limiter.reserve_owned(key, 1).await {
+                    if let Ok(Reserved::Granted(mut owned)) = limiter.reserve(key, 1).await {
                         owned.set_cost(0);
                     }
                     return;
@@ -205,7 +205,7 @@ impl Fault {
 type Limiter = Arc<RateLimiter<Any>>;
 
 async fn reserved(limiter: &Limiter) -> OwnedReservation<Any, AnyAlgorithm, &'static str> {
-    match until(async || limiter.reserve_owned("a", 2).await).await {
+    match until(async || limiter.reserve("a", 2).await).await {
         Reserved::Granted(mut reservation) => {
             reservation.set_cost(0);
             reservation
@@ -252,7 +252,7 @@ async fn dropped(
     let granted = match stage {
         Stage::Connecting => None,
         Stage::Reserving => {
-            let _ = until(async || limiter.peek("a", 0).await).await;
+            let _ = until(async || limiter.request("a").cost(0).peek().await).await;
             None
         }
         Stage::Granted | Stage::Committing => Some(reserved(&limiter).await),
@@ -260,7 +260,7 @@ async fn dropped(
     fault.begins(server, proxy);
     match granted {
         None => {
-            let mut asked = Box::pin(limiter.reserve_owned("a", 2));
+            let mut asked = Box::pin(limiter.reserve("a", 2));
             for _ in 0..4 {
                 // Where the fault is over by then, it is granted.
                 match (&mut asked).now_or_never() {
@@ -276,13 +276,13 @@ async fn dropped(
         }
         Some(reservation) if stage == Stage::Granted => drop(reservation),
         Some(reservation) => {
-            let mut commits = Box::pin(reservation.commit(0));
+            let mut commits = Box::pin(reservation.settle(0));
             let _ = (&mut commits).now_or_never();
             turns().await;
         }
     }
     // Whatever was sent meets the fault, and one attempt ends by its deadline.
-    let other = limiter.peek("b", 0).await;
+    let other = limiter.request("b").cost(0).peek().await;
     let is_once = matches!(fault, Fault::Cut | Fault::ReplyLost);
     assert!(is_once || other.is_err(), "{stage:?}, {fault:?}: {other:?}");
     fault.ends(server, proxy);
@@ -336,7 +336,7 @@ fn a_reservation_whose_runtime_has_ended_is_dropped_in_another_without_a_panic()
         drop(made_on);
         let left = other.block_on(async {
             drop(reservation);
-            limiter.peek("a", 0).await.expect("it is up").remaining()
+            limiter.request("a").cost(0).peek().await.expect("it is up").remaining()
         });
         assert_eq!(left, 1);
     }

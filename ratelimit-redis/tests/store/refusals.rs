@@ -175,7 +175,7 @@ async fn a_limit_that_no_transaction_can_decide_is_refused_by_name() {
 
     let limits = Limits::new(native(3)).expect("limits");
     RedisStore::<Multi>::supports(&limits).expect("all of these");
-    let error = RateLimiter::new(limits, store).refund("a", 1).await.expect_err("charged");
+    let error = RateLimiter::new(limits, store).request("a").refund().await.expect_err("charged");
     let message = "there is no refund in the mode of transactions; use the Lua mode";
     assert!(error.to_string().contains(message), "{error}");
 }

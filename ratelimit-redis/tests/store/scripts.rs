@@ -242,7 +242,7 @@ async fn a_batch_of_every_algorithm_is_one_call_and_one_key_per_form_of_state() 
     let own = ["sliding-log/sliding-log/3650d", "window-log/window-log/3650d+"];
     let [log, list] = own.map(|own| format!("rl:1:{own}:{{1.2.3.4}}"));
     assert_eq!(keys(&server), ["rl:1::{1.2.3.4}", &log, &list]);
-    let _ = limiter.reset("1.2.3.4").await.expect("forgets");
+    let _ = limiter.request("1.2.3.4").reset().await.expect("forgets");
     assert_eq!(keys(&server), [""; 0]);
 }
 

@@ -37,12 +37,12 @@ const LEAST_WEIGHT: f64 = 1.0 / 50.0;
 /// use ratelimit_tower::CostEstimates;
 ///
 /// let estimates = CostEstimates::new(0.9, 256)?;
-/// assert_eq!(estimates.of("large"), 256); // nothing is known yet
+/// assert_eq!(estimates.estimate("large"), 256); // nothing is known yet
 /// for cost in (0..1_000).map(|nth| 1_000 + nth % 100) {
 ///     estimates.learn("large", cost);
 /// }
-/// assert!((1_050..1_150).contains(&estimates.of("large")));
-/// assert_eq!(estimates.of("small"), 256);
+/// assert!((1_050..1_150).contains(&estimates.estimate("large")));
+/// assert_eq!(estimates.estimate("small"), 256);
 /// # Ok::<(), ratelimit_core::ConfigError>(())
 /// ```
 #[derive(Clone)]
@@ -79,7 +79,7 @@ impl CostEstimates {
 
     /// The estimate for a request of this class.
     #[must_use]
-    pub fn of(&self, class: &str) -> u64 {
+    pub fn estimate(&self, class: &str) -> u64 {
         self.classes().get(class).map_or(self.first, |estimate| cost(estimate.log))
     }
 
@@ -128,7 +128,7 @@ mod tests {
                 let mut exceeded = 0;
                 for nth in 0..4_000_u64 {
                     let cost = (500 + nth * 7_919 % 1_000) * scale;
-                    exceeded += u64::from(nth >= 2_000 && cost > estimates.of("c"));
+                    exceeded += u64::from(nth >= 2_000 && cost > estimates.estimate("c"));
                     estimates.learn("c", cost);
                 }
                 assert!((20 * most / 2..=20 * most).contains(&exceeded), "{share}: {exceeded}");
@@ -144,10 +144,10 @@ mod tests {
         }
         assert_eq!(estimates.classes().len(), MOST_CLASSES);
         // One that came late keeps the first estimate.
-        assert!(estimates.of("0") < u64::MAX && estimates.of("2000") == u64::MAX);
+        assert!(estimates.estimate("0") < u64::MAX && estimates.estimate("2000") == u64::MAX);
         let estimates = CostEstimates::new(0.1, 1).unwrap();
         estimates.learn("", 0);
-        assert_eq!((estimates.of(""), estimates.of("another")), (1, 1));
+        assert_eq!((estimates.estimate(""), estimates.estimate("another")), (1, 1));
         for share in [0.0, 1.0, f64::NAN, f64::INFINITY] {
             assert!(CostEstimates::new(share, 1).is_err());
         }

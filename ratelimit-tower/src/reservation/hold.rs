@@ -68,8 +68,8 @@ impl Hold {
         }
         for reservation in &open {
             let mut settles = reservation.settles.lock().await;
-            let own = total.clone().known(|name| settles.knows(name));
-            if own.same().is_some() && total.same().is_none() {
+            let own = total.clone().only(|name| settles.knows(name));
+            if own.uniform().is_some() && total.uniform().is_none() {
                 continue;
             }
             let verdict = settles.extend(own).await?;

@@ -40,7 +40,7 @@ impl<S: Store<A> + 'static, A: Quota + 'static> LayerMode<S, A> for Reserving {
             values: caller.values.clone(),
             _token: self.settlements.0.token(),
         };
-        let reserved = limiter.reserve_owned(counted, costs.max(&LimitCosts::from(1))).await;
+        let reserved = limiter.reserve(counted, costs.max(&LimitCosts::from(1))).await;
         let decided = match &reserved {
             Ok(Reserved::Granted(reservation)) => Ok(reservation.verdict()),
             Ok(Reserved::Denied(verdict)) => Ok(verdict),

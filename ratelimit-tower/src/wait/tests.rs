@@ -287,7 +287,7 @@ async fn one_who_waits_at_its_own_limit_or_is_held_back_does_not_keep_others_wai
 async fn a_limit_that_grants_leases_is_refused_at_the_start_and_by_each_wait() {
     let waiter = limited_by("places", "concurrency 2/2s");
     let said = waiter.clone().checked().unwrap_err().to_string();
-    assert!(said.contains("\"places\"") && said.contains("reserve_owned"), "{said}");
+    assert!(said.contains("\"places\"") && said.contains("reserve"), "{said}");
     for _ in 0..6 {
         let refused = waiter.until_allowed("a", 60 * SECOND).await;
         assert!(matches!(&refused, Err(WaitError::Unsuitable(_))), "{refused:?}");
@@ -295,7 +295,7 @@ async fn a_limit_that_grants_leases_is_refused_at_the_start_and_by_each_wait() {
         let refused = layer.layer(answering(200, "x-other", "7")).oneshot(()).await;
         assert!(matches!(&refused, Err(WaitServiceError::Wait(WaitError::Unsuitable(_)))));
     }
-    assert!(waiter.limiter.peek("a", 2).await.unwrap().allowed());
+    assert!(waiter.limiter.request("a").cost(2).peek().await.unwrap().allowed());
     super::tests::waiter().checked().unwrap();
 }
 
@@ -361,7 +361,11 @@ async fn what_an_answer_says_remains_is_adopted_and_never_more() {
         let waiter = limited_by(name, "gcra 1/s burst 9");
         let layer = WaitLayer::new(waiter.clone(), |(): &()| "a", SECOND).adopt_answers();
         layer.layer(answering(200, REMAINING, told)).oneshot(()).await.unwrap();
-        assert_eq!(waiter.limiter.peek("a", 0).await.unwrap().remaining(), left, "{told}");
+        assert_eq!(
+            waiter.limiter.request("a").cost(0).peek().await.unwrap().remaining(),
+            left,
+            "{told}"
+        );
     }
 }
 

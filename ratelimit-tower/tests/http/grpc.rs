@@ -92,7 +92,8 @@ async fn a_call_costs_what_its_code_stands_for_in_the_header_or_in_the_trailers(
                 service_fn(move |_: Request<Body>| async move { Ok(ends(code, in_trailers)) });
             let layer = by_ip(limiter.clone()).cost(10).reserve(charge.clone());
             send(&layer.layer(service), request("/")).await;
-            let left = limiter.peek(&[("ip", "192.0.2.7")], 0).await.unwrap().remaining();
+            let left =
+                limiter.request(&[("ip", "192.0.2.7")]).cost(0).peek().await.unwrap().remaining();
             assert_eq!(100 - left, cost, "{code:?} {charge:?} {in_trailers}");
         }
     }

@@ -40,7 +40,7 @@ impl Budget {
 
     /// What is charged. A store in memory has settled when a request ends.
     async fn read_charged(&self) -> u64 {
-        100 - self.0.peek(&[("ip", "192.0.2.7")], 0).await.unwrap().remaining()
+        100 - self.0.request(&[("ip", "192.0.2.7")]).cost(0).peek().await.unwrap().remaining()
     }
 }
 
@@ -111,13 +111,13 @@ async fn what_lives_longer_than_its_reservation_is_renewed_and_settled_at_its_co
             is_away.then_some(ErrorKind::Unavailable)
         });
         let limiter = Arc::new(RateLimiter::new(limits(rows), store));
-        let cost = LimitCosts::from(1).of("bytes", 1_000);
+        let cost = LimitCosts::from(1).with("bytes", 1_000);
         let layer = by_ip(limiter.clone()).cost_of(move |_| cost.clone());
         let layer = layer.reserve(Charge::body_bytes());
         let answer = send(&layer.layer(slow(&clock, slow_by)), request("/")).await;
         assert_eq!(answer.body.len() as u64, 10_000 * slow_by.body_min);
         layer.settlements().wait().await;
-        let left = limiter.peek(&[("ip", "192.0.2.7")], 0).await.unwrap();
+        let left = limiter.request(&[("ip", "192.0.2.7")]).cost(0).peek().await.unwrap();
         let left = limiter.named(&left).by_name("bytes").unwrap().remaining;
         assert_eq!(left, 1_000_000 - 10_000 * slow_by.body_min);
         let after = renewed.load(Ordering::Relaxed);
@@ -203,7 +203,10 @@ async fn the_settlements_of_a_store_that_is_waited_for_can_be_waited_for() {
     assert_eq!(layer.settlements().len(), 1);
     drop(response.into_body().collect().await);
     layer.settlements().wait().await;
-    assert_eq!(limiter.peek(&[("ip", "192.0.2.7")], 0).await.unwrap().remaining(), 97);
+    assert_eq!(
+        limiter.request(&[("ip", "192.0.2.7")]).cost(0).peek().await.unwrap().remaining(),
+        97
+    );
 }
 
 #[tokio::test]
@@ -213,9 +216,9 @@ async fn layers_inside_each_other_extend_and_settle_what_is_theirs() {
         Extension(hold): Extension<Hold>,
     ) -> String {
         meter.add_of("tokens", 7);
-        let total = LimitCosts::from(1).of("tokens", 50);
+        let total = LimitCosts::from(1).with("tokens", 50);
         let extended = hold.extend(total).await.unwrap().unwrap();
-        let misspelt = hold.extend(LimitCosts::from(1).of("tokesn", 50)).await.unwrap_err();
+        let misspelt = hold.extend(LimitCosts::from(1).with("tokesn", 50)).await.unwrap_err();
         format!("{} {misspelt}", extended.remaining())
     }
     let tokens = Arc::new(limiter(&[("tokens", "gcra 100/m burst 100", "ip")]));
@@ -229,7 +232,7 @@ async fn layers_inside_each_other_extend_and_settle_what_is_theirs() {
         let left = 100 - 7 * (nth - 1) - 50;
         let says = "the total has a cost of \"tokesn\", and no limit has this name";
         assert_eq!((answer.status, body), (200, format!("{left} {says}")));
-        let left = tokens.peek(&[("ip", "192.0.2.7")], 0).await.unwrap().remaining();
+        let left = tokens.request(&[("ip", "192.0.2.7")]).cost(0).peek().await.unwrap().remaining();
         assert_eq!(left, 100 - 7 * nth);
     }
 }
@@ -242,7 +245,8 @@ async fn an_extension_that_one_layer_denies_is_asked_of_none_within_it() {
     }
     let small = layer(&[("small", "gcra 9/m burst 9", "ip")]).reserve(Charge::estimate());
     let large = Arc::new(limiter(&[("large", "gcra 100/m burst 100", "ip")]));
-    let left = async || large.peek(&[("ip", "192.0.2.7")], 0).await.unwrap().remaining();
+    let left =
+        async || large.request(&[("ip", "192.0.2.7")]).cost(0).peek().await.unwrap().remaining();
     let inner = by_ip(large.clone()).reserve(Charge::estimate().unmetered());
     let app = Router::new().route("/", get(handler)).layer(inner).layer(small);
     assert_eq!(send(&app, request("/")).await.status, 200);
@@ -268,7 +272,7 @@ async fn a_response_that_outlives_its_reservation_pays_what_is_missing_and_is_lo
     let response = app.oneshot(request("/")).await.unwrap();
     clock.advance(Duration::from_secs(3_660));
     let body = response.into_body().collect().await.unwrap().to_bytes();
-    let left = limiter.peek(&[("ip", "192.0.2.7")], 0).await.unwrap().remaining();
+    let left = limiter.request(&[("ip", "192.0.2.7")]).cost(0).peek().await.unwrap().remaining();
     assert_eq!((body.len(), left), (45, 100 - 45));
     assert_eq!(log.count("a reservation was not settled"), 1);
 }

@@ -423,7 +423,8 @@ impl System {
         let mut request = Request::new(Body::empty());
         let peer = SocketAddr::new(ask.peer.text().parse().unwrap(), 4711);
         let costs = ask.costs.iter();
-        let costs = costs.fold(LimitCosts::from(ask.cost), |all, (name, cost)| all.of(name, *cost));
+        let costs =
+            costs.fold(LimitCosts::from(ask.cost), |all, (name, cost)| all.with(name, *cost));
         let extensions = request.extensions_mut();
         extensions.insert(PeerAddress(peer));
         extensions.insert(costs);

@@ -84,7 +84,7 @@ fn decide(limit: &'static str, note: &'static str) -> Result<BurstRow, Box<dyn E
     let clock = ManualClock::default();
     let limiter = RateLimiter::new(limits, MemoryStore::builder().clock(clock.clone()).build());
     let is_lease = limit.starts_with("concurrency");
-    let capacity = limiter.peek_now("caller", 0)?.limit();
+    let capacity = limiter.request("caller").cost(0).peek_now()?.limit();
 
     let (mut requests, mut remaining) = (Vec::new(), Vec::new());
     let mut leases = Vec::new();
@@ -93,7 +93,7 @@ fn decide(limit: &'static str, note: &'static str) -> Result<BurstRow, Box<dyn E
         leases.retain(|(end_ms, _)| time_ms < *end_ms); // dropping a lease releases it
         if arrivals_ms().any(|arrival_ms| arrival_ms == time_ms) {
             let is_admitted = if is_lease {
-                match limiter.lease_now("caller")? {
+                match limiter.request("caller").lease_now()? {
                     Leased::Granted(lease) => {
                         leases.push((time_ms + WORK_MS, lease));
                         true
@@ -105,7 +105,7 @@ fn decide(limit: &'static str, note: &'static str) -> Result<BurstRow, Box<dyn E
             };
             requests.push((time_ms, is_admitted));
         }
-        remaining.push((time_ms, limiter.peek_now("caller", 0)?.remaining()));
+        remaining.push((time_ms, limiter.request("caller").cost(0).peek_now()?.remaining()));
     }
     Ok(BurstRow { limit, note, capacity, requests, remaining })
 }

@@ -193,15 +193,15 @@ async fn calls(limiter: Arc<RateLimiter<Recorded>>, world: Arc<World>, mut rando
                     }
                 }
                 9..11 => {
-                    let reserved = limiter.reserve(&who, id, cost + 2).await;
+                    let reserved = limiter.request(&who).id(id).cost(cost + 2).check().await;
                     if reserved.is_ok_and(|verdict| verdict.allowed()) {
                         sleep(max_wait).await;
-                        let _ = limiter.commit(&who, id, cost).await;
+                        let _ = limiter.request(&who).id(id).cost(cost).settle().await;
                     }
                 }
-                11 => drop(limiter.peek(&who, cost).await),
+                11 => drop(limiter.request(&who).cost(cost).peek().await),
                 12 if max_wait.as_millis() < 40 && !world.plan.is_quiet => {
-                    drop(limiter.reset(&who).await);
+                    drop(limiter.request(&who).reset().await);
                 }
                 _ => drop(limiter.check_n(&who, cost).await),
             }

@@ -2,7 +2,6 @@
 
 use std::time::Duration;
 
-use ratelimit_core::store::Op;
 use ratelimit_core::{Gcra, Limits, ManualClock, RateLimiter, Timestamp, TokioClock};
 use ratelimit_memory::{CoarseClock, MemoryStore};
 
@@ -45,11 +44,11 @@ fn a_request_brings_its_time() -> Result<(), Error> {
         RateLimiter::new(limits, MemoryStore::builder().clock(CoarseClock::new()).build());
 
     let from_the_log = Timestamp::from_us(1_795_392_000_000_000).ok_or("after the year 2112")?;
-    let verdict = limiter.request("alice").cost(5).at(from_the_log).apply_now(Op::Acquire)?;
+    let verdict = limiter.request("alice").cost(5).at(from_the_log).check_now()?;
     assert!(verdict.allowed());
 
     let a_second_later = from_the_log + Duration::from_secs(1);
-    let verdict = limiter.request("alice").at(a_second_later).apply_now(Op::Acquire)?;
+    let verdict = limiter.request("alice").at(a_second_later).check_now()?;
     assert_eq!(verdict.retry_after(), Some(Duration::from_secs(11)));
     Ok(())
 }

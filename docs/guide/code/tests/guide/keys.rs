@@ -25,7 +25,7 @@ fn a_limit_is_kept_per_identifier() -> Result<(), Error> {
     assert!(verdict.allowed());
 
     let neighbour = network("2001:db8::8".parse()?).to_string();
-    let told = limiter.peek_now(&[("ip", neighbour.as_str())], 0)?;
+    let told = limiter.request(&[("ip", neighbour.as_str())]).cost(0).peek_now()?;
     assert_eq!(told.remaining(), 19, "both are one network");
     assert_eq!(network("::ffff:192.0.2.7".parse()?), "192.0.2.7".parse::<IpAddr>()?);
     Ok(())

@@ -46,7 +46,7 @@ async fn one_server() -> Result<(), Error> {
     let server = RedisServer::shared()?;
     assert!(of_tenants(&server.url()).await.is_ok());
     let limiter = RateLimiter::new(limits()?, open(&server.url()).await?);
-    let _ = limiter.reset("guide").await?;
+    let _ = limiter.request("guide").reset().await?;
     assert_eq!(status(&limiter, "guide").await, 200);
     assert_eq!(status(&limiter, "guide").await, 200);
     assert_eq!(status(&limiter, "guide").await, 429);

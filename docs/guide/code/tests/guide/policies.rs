@@ -20,7 +20,7 @@ async fn list<S: EntryStore<AnyAlgorithm>>(
     let limits = Limits::builder().limit("downloads", WindowLog::per_minute(10)).build()?;
     let limiter = RateLimiter::new(limits, store);
 
-    let verdict = limiter.request("alice").metadata(b"192.0.2.7").acquire().await?;
+    let verdict = limiter.request("alice").metadata(b"192.0.2.7").check().await?;
     for (limit, entries) in limiter.entries("alice").await? {
         println!("{limit}: {} requests", entries.len());
     }
@@ -52,7 +52,7 @@ async fn token_bucket<S: Store<AnyAlgorithm>>(
     let limits = Limits::builder().limit("api", TokenBucket::per_minute(15).burst(5)).build()?;
     let limiter = RateLimiter::new(limits, store);
 
-    let verdict = limiter.force("alice", 100).await?; // charges what is left, and says so
+    let verdict = limiter.request("alice").cost(100).force().await?; // charges what is left, and says so
     Ok((verdict, limiter.limits().clone()))
 }
 

@@ -231,7 +231,10 @@ fn a_forced_charge_of_a_token_bucket_is_unbounded_or_forgotten() {
         let (key, ours) = (Key::new("forced:alice"), Ours::from_chapter("scripts/token-bucket.md"));
         assert!(by_token_bucket(&key, 0, ["0.25", "5", "100", "force"]));
         assert_eq!(key.run(&["HGET"], &["tokens"]).as_text(), Some("-95"));
-        assert_eq!(ours.at(0).limiter.force_now("alice", 100).unwrap().remaining(), 0);
+        assert_eq!(
+            ours.at(0).limiter.request("alice").cost(100).force_now().unwrap().remaining(),
+            0
+        );
         compare(&key, |now_ms| by_token_bucket(&key, now_ms, QUARTER), &ours, rows);
     }
 }
