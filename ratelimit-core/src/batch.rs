@@ -5,10 +5,10 @@
 
 mod compact;
 mod decide;
+mod parts;
 
 use alloc::format;
 use alloc::sync::Arc;
-use alloc::vec::Vec;
 
 use derive_where::derive_where;
 
@@ -142,58 +142,6 @@ impl<'a, A: Algorithm> Batch<'a, A> {
         self
     }
 
-    /// The same operation on other checks, all of them distinct: a part of these, or a merger of
-    /// several. For stores that decide a batch in parts.
-    #[must_use]
-    pub const fn with_checks<'p>(&self, checks: &'p [Check<'p, A>]) -> Batch<'p, A>
-    where
-        'a: 'p,
-    {
-        Batch { checks, ..*self }
-    }
-
-    /// The same checks as a part of a larger batch that another part denies: only limits that
-    /// charge attempts are charged. For stores that decide a batch in parts.
-    #[must_use]
-    pub const fn denied_elsewhere(mut self) -> Self {
-        self.denied_elsewhere = true;
-        self
-    }
-
-    /// The same checks of a request that the store has just failed to decide: a fallback decides
-    /// them without asking it again. Other stores decide them as usual.
-    #[must_use]
-    pub const fn without_store(mut self) -> Self {
-        self.without_store = true;
-        self
-    }
-
-    /// The same checks as a part of a larger batch with an id, with its
-    /// [group](Self::reservation_group). For stores that decide a batch in parts.
-    #[must_use]
-    pub const fn in_group(mut self, group: &'a Arc<ReservationGroup>) -> Self {
-        self.group = Some(group);
-        self
-    }
-
-    /// The group that a reservation of this batch keeps: `None` for a single check or without an
-    /// id. `fingerprint` returns [`States::fingerprint`].
-    #[must_use]
-    pub fn reservation_group(
-        &self,
-        fingerprint: impl FnOnce() -> u64,
-    ) -> Option<Arc<ReservationGroup>> {
-        if let Some(group) = self.group {
-            return Some(group.clone());
-        }
-        if self.id.is_none() || self.checks.len() < 2 {
-            return None;
-        }
-        let names: Vec<_> = self.checks.iter().map(|check| check.limit.name()).collect();
-        let limits = names.join(",").into();
-        Some(Arc::new(ReservationGroup { limits, fingerprint: fingerprint() }))
-    }
-
     /// The checks.
     #[must_use]
     pub const fn checks(&self) -> &'a [Check<'a, A>] {
@@ -210,37 +158,6 @@ impl<'a, A: Algorithm> Batch<'a, A> {
     #[must_use]
     pub const fn time(&self) -> Now {
         self.now
-    }
-
-    /// Whether another part of a larger batch [denies](Self::denied_elsewhere) it.
-    #[must_use]
-    pub const fn is_denied_elsewhere(&self) -> bool {
-        self.denied_elsewhere
-    }
-
-    /// Whether it is a part of a larger batch: [denied elsewhere](Self::denied_elsewhere) or [in a
-    /// group](Self::in_group).
-    #[inline]
-    #[must_use]
-    pub const fn is_part(&self) -> bool {
-        self.denied_elsewhere || self.group.is_some()
-    }
-
-    /// Whether it only acquires or peeks: without an id and metadata, and not as a part of a larger
-    /// batch.
-    #[inline]
-    #[must_use]
-    pub const fn is_plain(&self) -> bool {
-        matches!(self.op, Op::Acquire | Op::Peek)
-            && self.id.is_none()
-            && self.metadata.is_empty()
-            && !self.is_part()
-    }
-
-    /// Whether a fallback decides it [without the store](Self::without_store).
-    #[must_use]
-    pub const fn is_without_store(&self) -> bool {
-        self.without_store
     }
 
     /// The id of the batch.

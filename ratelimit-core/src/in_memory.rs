@@ -22,13 +22,6 @@ use crate::timestamp::Timestamp;
 /// - [`step_in_place`](Self::step_in_place) decides and writes exactly what
 ///   [`step`](Algorithm::step) does. It decides before it writes, so that a panic leaves the state
 ///   as it was.
-/// - [`from_compact`](Self::from_compact) returns the state that [`to_compact`](Self::to_compact)
-///   encoded.
-/// - [`step_fast`](Self::step_fast) returns either what [`step`](Algorithm::step) does or `None`.
-///   Only differences between times matter to it, so a store may count them from any epoch.
-/// - A store may read a compact state while another thread writes it, and discard the result. So
-///   `from_compact`, and every step of the state that it returns, accept any numbers without a
-///   panic.
 /// - One step, forced or not, and one renewal add at most
 ///   [`entries_per_step`](Self::entries_per_step) entries to a state.
 ///
@@ -80,11 +73,13 @@ pub trait InMemory: Algorithm {
 
     /// Whether the states of this limit usually have a [`Compact`] form. A hint: the store looks
     /// for them in its compact table first.
+    #[doc(hidden)]
     fn is_compact(&self) -> bool {
         false
     }
 
     /// Encodes a state. Returns `None`, the default, for a state that has no compact form.
+    #[doc(hidden)]
     fn to_compact(state: &Self::State) -> Option<Compact>
     where
         Self: Sized,
@@ -94,6 +89,7 @@ pub trait InMemory: Algorithm {
     }
 
     /// Decodes a state. Returns `None`, the default, if no state of this type has a compact form.
+    #[doc(hidden)]
     #[must_use]
     fn from_compact(compact: Compact) -> Option<Self::State>
     where
@@ -105,12 +101,14 @@ pub trait InMemory: Algorithm {
 
     /// Whether this limit has a [fast step](Self::step_fast). `false`, the default, keeps stores
     /// from trying it.
+    #[doc(hidden)]
     fn has_fast_step(&self) -> bool {
         false
     }
 
     /// Steps from one compact state to the next in so few instructions that a store may inline it.
     /// Returns `None`, the default, for requests that it does not handle.
+    #[doc(hidden)]
     fn step_fast(&self, state: Compact, now: Timestamp, cost: u64) -> Option<Step<Compact>>
     where
         Self: Sized,
@@ -139,6 +137,14 @@ pub(crate) use counts_entries;
 /// meaning.
 ///
 /// From `at + span_us` on, it decides as no state does.
+///
+/// - [`from_compact`](InMemory::from_compact) returns the state that
+///   [`to_compact`](InMemory::to_compact) encoded.
+/// - [`step_fast`](InMemory::step_fast) returns either what [`step`](Algorithm::step) does or
+///   `None`. Only differences between times matter to it, so a store may count them from any epoch.
+/// - A store may read a compact state while another thread writes it, and discard the result. So
+///   `from_compact`, and every step of the state that it returns, accept any numbers without a
+///   panic.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Compact {
     /// When the state was written.

@@ -206,7 +206,7 @@ pub mod algorithm {
     pub use crate::any_algorithm::AnyState;
     pub use crate::builder::{AlgorithmBuilder, FromRate};
     pub use crate::entries::{LogEntry, LogState, LoggedWindow};
-    pub use crate::in_memory::{Compact, InMemory, step_compact};
+    pub use crate::in_memory::InMemory;
     pub use crate::quota::Quota;
     pub use crate::rate::Refill;
     pub use crate::share::Share;
@@ -218,7 +218,7 @@ pub mod algorithm {
 /// What a [`Store`] is asked, and what it decides with: a batch of checks, an operation, and
 /// [`decide`](store::decide).
 pub mod store {
-    pub use crate::batch::{Batch, Check, CompactStates, States, decide, decide_compact};
+    pub use crate::batch::{Batch, Check, States, decide};
     #[cfg(feature = "tokio")]
     pub use crate::limiter::repeat_settlement;
     pub use crate::op::{Now, Op};
@@ -226,4 +226,11 @@ pub mod store {
     #[cfg(feature = "dyn")]
     pub use crate::store_traits::erased::DynSnapshotStore;
     pub use crate::store_traits::{EntryStore, Snapshot, SnapshotStore, WithSnapshot};
+}
+
+/// What `ratelimit-memory` keeps and steps: states of a few numbers. It may change in any version.
+#[doc(hidden)]
+pub mod for_memory {
+    pub use crate::batch::{CompactStates, decide_compact};
+    pub use crate::in_memory::{Compact, step_compact};
 }

@@ -38,7 +38,7 @@ mod tests;
 use std::borrow::BorrowMut;
 
 use ratelimit_core::Timestamp;
-use ratelimit_core::algorithm::Compact;
+use ratelimit_core::for_memory::Compact;
 use smallvec::SmallVec;
 
 pub(crate) use address::Address;

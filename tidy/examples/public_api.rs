@@ -15,7 +15,9 @@ fn main() -> Result<(), Box<dyn Error>> {
         .omit_blanket_impls(true)
         .omit_auto_trait_impls(true)
         .build()
-        .map_err(|error| format!("the crate public-api does not read this rustdoc JSON: {error}"))?;
+        .map_err(|error| {
+            format!("the crate public-api does not read this rustdoc JSON: {error}")
+        })?;
     for item in api.items().map(ToString::to_string) {
         if !DERIVED.iter().any(|method| item.contains(method)) {
             println!("{item}");

@@ -137,6 +137,7 @@ impl<A: InMemory> Limit<A> {
     /// [Steps](Self::step) a compact state: decodes it, steps, and encodes the next state.
     ///
     /// Returns `None` if either state has no compact form.
+    #[doc(hidden)]
     #[inline]
     pub fn step_compact(
         &self,

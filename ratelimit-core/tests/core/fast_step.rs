@@ -2,7 +2,8 @@
 //! magnitude, which the limits of the conformance suite do not have.
 
 use proptest::prelude::*;
-use ratelimit_core::algorithm::{Compact, InMemory};
+use ratelimit_core::algorithm::InMemory;
+use ratelimit_core::for_memory::Compact;
 use ratelimit_core::{AnyAlgorithm, Gcra, Limit, Rate, Timestamp};
 
 /// Numbers of every magnitude.

@@ -34,7 +34,7 @@
 
 use std::hint::select_unpredictable;
 
-use ratelimit_core::algorithm::Compact;
+use ratelimit_core::for_memory::Compact;
 
 use super::address::KeyTag;
 use super::entry::{LOCKED, Packed, SPILLED, SlotEntry};

@@ -12,7 +12,7 @@
 
 use once_cell::race::OnceBox;
 use prefetch_index::prefetch_index;
-use ratelimit_core::algorithm::Compact;
+use ratelimit_core::for_memory::Compact;
 
 use super::address::{Address, KeyTag, MAX_DEPTH};
 use super::bucket::{Bucket, BucketGuard, OptimisticRead, SLOTS};

@@ -10,7 +10,7 @@
 //! | tag | 32 | the tag's lower part, including its end mark |
 
 use ratelimit_core::Timestamp;
-use ratelimit_core::algorithm::Compact;
+use ratelimit_core::for_memory::Compact;
 
 use super::address::{KeyTag, TAG_BITS};
 

@@ -1,6 +1,7 @@
 //! [`Builder`]: a store's size, locks and clock.
 
-use ratelimit_core::algorithm::{Compact, InMemory};
+use ratelimit_core::algorithm::InMemory;
+use ratelimit_core::for_memory::Compact;
 use ratelimit_core::{Clock, Timestamp};
 
 use super::{MemoryStore, sweep};

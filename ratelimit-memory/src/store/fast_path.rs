@@ -7,7 +7,8 @@
     reason = "whatever is not inlined here copies the answer once more: measured, each some nanoseconds"
 )]
 
-use ratelimit_core::algorithm::{InMemory, Step, Write, step_compact};
+use ratelimit_core::algorithm::{InMemory, Step, Write};
+use ratelimit_core::for_memory::step_compact;
 use ratelimit_core::store::{Batch, Check, Now};
 use ratelimit_core::{Clock, Decision, Limit, Timestamp};
 

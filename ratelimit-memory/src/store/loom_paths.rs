@@ -6,7 +6,7 @@
 //! the last one before it, and a lookup of that thread would hide the store's access.
 
 use loom::sync::Arc;
-use ratelimit_core::algorithm::Compact;
+use ratelimit_core::for_memory::Compact;
 use ratelimit_core::{Gcra, Rate};
 
 use super::loom_store::{LoomStore as Loomed, model, models, race, small_limit, small_store};

@@ -1,8 +1,10 @@
 //! The optimistic batch: a few checks at the store's own time, whose states all lie in buckets. It
 //! reads and decides without locks, then validates, or locks the slots for the moment of the write.
 
-use ratelimit_core::algorithm::{Compact, InMemory, Write};
-use ratelimit_core::store::{Batch, CompactStates, decide_compact};
+use ratelimit_core::algorithm::{InMemory, Write};
+use ratelimit_core::for_memory::Compact;
+use ratelimit_core::for_memory::{CompactStates, decide_compact};
+use ratelimit_core::store::Batch;
 use ratelimit_core::{Clock, Verdict};
 
 use super::MemoryStore;

@@ -1,7 +1,8 @@
 //! The laws of an algorithm alone. Each states a clause of the contract of [`Algorithm`] and is
 //! checked in every state that a walk reaches.
 
-use ratelimit_core::algorithm::{Compact, InMemory, MAX_INTEGER, Write};
+use ratelimit_core::algorithm::{InMemory, MAX_INTEGER, Write};
+use ratelimit_core::for_memory::Compact;
 use ratelimit_core::store::{Op, Reservation};
 use ratelimit_core::{Algorithm, Decision, Timestamp};
 

@@ -1,6 +1,7 @@
 //! The laws on an algorithm's shortcuts: each agrees with the general step.
 
-use ratelimit_core::algorithm::{Compact, InMemory, Step, Write};
+use ratelimit_core::algorithm::{InMemory, Step, Write};
+use ratelimit_core::for_memory::Compact;
 use ratelimit_core::store::{Op, Reservation};
 use ratelimit_core::{Algorithm, Timestamp};
 

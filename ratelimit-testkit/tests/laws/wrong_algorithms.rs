@@ -3,9 +3,8 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use ratelimit_core::algorithm::{
-    Compact, FixedWindowState, InMemory, MaybeStep, Recovery, Step, Write,
-};
+use ratelimit_core::algorithm::{FixedWindowState, InMemory, MaybeStep, Recovery, Step, Write};
+use ratelimit_core::for_memory::Compact;
 use ratelimit_core::store::Reservation;
 use ratelimit_core::{Algorithm, FixedWindow, Rate, Timestamp};
 use ratelimit_testkit::AlgorithmProperty as Property;

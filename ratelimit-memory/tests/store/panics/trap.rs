@@ -4,7 +4,8 @@ use std::borrow::Cow;
 use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
-use ratelimit_core::algorithm::{Compact, InMemory, Recovery, Step};
+use ratelimit_core::algorithm::{InMemory, Recovery, Step};
+use ratelimit_core::for_memory::Compact;
 use ratelimit_core::store::Reservation;
 use ratelimit_core::{Algorithm, ManualClock, Timestamp};
 
