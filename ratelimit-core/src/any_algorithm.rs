@@ -2,24 +2,19 @@
 //!
 //! [`AnyAlgorithm`] is exhaustive, so a new algorithm does not compile without its Lua twin.
 
-use alloc::borrow::Cow;
 use core::num::NonZeroU64;
 
 use crate::algorithms::{
-    Algorithm, BucketedWindow, BucketedWindowState, Concurrency, ConcurrencyState,
-    FirstRequestState, FirstRequestWindow, FixedWindow, FixedWindowState, Gcra, GcraState,
-    MaybeStep, Recovery, SlidingCounter, SlidingCounterState, SlidingLog, SlidingLogState, Step,
-    WindowEntry, WindowLog, WindowLogState,
+    BucketedWindow, BucketedWindowState, Concurrency, ConcurrencyState, FirstRequestState,
+    FirstRequestWindow, FixedWindow, FixedWindowState, Gcra, GcraState, SlidingCounter,
+    SlidingCounterState, SlidingLog, SlidingLogState, WindowLog, WindowLogState,
 };
 use crate::builder::{AlgorithmBuilder, FromRate};
 use crate::decision::Decision;
 use crate::error::ConfigError;
-use crate::in_memory::{Compact, InMemory};
 use crate::quota::Quota;
 use crate::rate::Rate;
-use crate::reservation::Reservation;
 use crate::share::Share;
-use crate::timestamp::Timestamp;
 
 /// The other name of [`Gcra`].
 const TOKEN_BUCKET: &str = "token-bucket";
@@ -111,59 +106,27 @@ macro_rules! algorithms {
             };
         }
 
-        #[deny(clippy::missing_trait_methods)]
-        impl InMemory for AnyAlgorithm {
-            /// A state of another algorithm, which a store finds only where two hashes agree,
-            /// counts as none.
-            fn step_in_place(&self, state: &mut AnyState, now: Timestamp, cost: u64) -> Step<()> {
-                match (self, &mut *state) {
-                    $(
-                        (Self::$variant(algorithm), AnyState::$variant(own)) => {
-                            algorithm.step_in_place(own, now, cost)
-                        }
-                    )+
-                    #[allow(unreachable_patterns, reason = "unreachable if the list had one algorithm")]
-                    _ => self.step(None, now, cost).map(|next| *state = next),
+        $crate::__forward_algorithm! {
+            AnyAlgorithm, AnyState, Gcra(Gcra); $( $variant($variant), )+
+        }
+
+        /// Writes the conversions from each built-in algorithm for an enum that has them.
+        #[doc(hidden)]
+        #[macro_export]
+        macro_rules! __from_built_in {
+            ($enum:ident) => { $(
+                impl From<$crate::$variant> for $enum {
+                    fn from(algorithm: $crate::$variant) -> Self {
+                        Self::BuiltIn(algorithm.into())
+                    }
                 }
-            }
-
-            fn entries_in(state: &AnyState) -> usize {
-                match state { $( AnyState::$variant(state) => $variant::entries_in(state), )+ }
-            }
-
-            fn entries_per_step(&self) -> usize {
-                dispatched!(self, |algorithm| algorithm.entries_per_step())
-            }
-
-            #[inline]
-            fn is_compact(&self) -> bool {
-                dispatched!(self, |algorithm| algorithm.is_compact())
-            }
-
-            fn to_compact(state: &AnyState) -> Option<Compact> {
-                match state { $( AnyState::$variant(state) => $variant::to_compact(state), )+ }
-            }
-
-            /// The numbers do not name a state, so only one kind of state may be compact.
-            fn from_compact(compact: Compact) -> Option<AnyState> {
-                None$( .or_else(|| $variant::from_compact(compact).map(AnyState::$variant)) )+
-            }
-
-            #[inline]
-            fn has_fast_step(&self) -> bool {
-                dispatched!(self, |algorithm| algorithm.has_fast_step())
-            }
-
-            #[inline]
-            fn step_fast(&self, state: Compact, now: Timestamp, cost: u64) -> Option<Step<Compact>> {
-                dispatched!(self, |algorithm| algorithm.step_fast(state, now, cost))
-            }
+            )+ };
         }
 
         /// The number of states that are compact.
         #[cfg(test)]
-        fn compact_algorithms(compact: Compact) -> usize {
-            [$( $variant::from_compact(compact).is_some() ),+].into_iter().filter(|has| *has).count()
+        fn compact_algorithms(compact: crate::in_memory::Compact) -> usize {
+            [$( <$variant as crate::in_memory::InMemory>::from_compact(compact).is_some() ),+].into_iter().filter(|has| *has).count()
         }
     };
 }
@@ -232,140 +195,12 @@ where
     }
 }
 
-/// The state, if it belongs to the algorithm that asks.
-fn own<'s, S: 's>(state: Option<&'s AnyState>) -> Option<&'s S>
-where
-    &'s S: TryFrom<&'s AnyState>,
-{
-    state.and_then(|state| state.try_into().ok())
-}
-
-#[deny(clippy::missing_trait_methods)]
-impl Algorithm for AnyAlgorithm {
-    type State = AnyState;
-
-    fn capacity(&self) -> u64 {
-        dispatched!(self, |algorithm| algorithm.capacity())
-    }
-
-    fn state_kind(&self) -> Cow<'static, str> {
-        dispatched!(self, |algorithm| algorithm.state_kind())
-    }
-
-    fn refund(&self, state: Option<&AnyState>, now: Timestamp, cost: u64) -> MaybeStep<Self> {
-        dispatched!(self, |algorithm| Some(
-            algorithm.refund(own(state), now, cost)?.map(Into::into)
-        ))
-    }
-
-    fn force(&self, state: Option<&AnyState>, now: Timestamp, cost: u64) -> MaybeStep<Self> {
-        dispatched!(self, |algorithm| Some(algorithm.force(own(state), now, cost)?.map(Into::into)))
-    }
-
-    fn fill(&self, state: Option<&AnyState>, now: Timestamp, cost: u64) -> MaybeStep<Self> {
-        dispatched!(self, |algorithm| Some(algorithm.fill(own(state), now, cost)?.map(Into::into)))
-    }
-
-    fn charged_at(&self, state: Option<&AnyState>, now: Timestamp) -> Timestamp {
-        dispatched!(self, |algorithm| algorithm.charged_at(own(state), now))
-    }
-
-    fn record(
-        &self,
-        state: Option<&AnyState>,
-        now: Timestamp,
-        cost: u64,
-        before: Option<&Reservation>,
-    ) -> Reservation {
-        dispatched!(self, |algorithm| algorithm.record(own(state), now, cost, before))
-    }
-
-    fn renew(
-        &self,
-        state: Option<&AnyState>,
-        now: Timestamp,
-        reservation: &Reservation,
-    ) -> Step<AnyState> {
-        dispatched!(self, |algorithm| algorithm.renew(own(state), now, reservation).map(Into::into))
-    }
-
-    fn undo(
-        &self,
-        state: Option<&AnyState>,
-        now: Timestamp,
-        reservation: &Reservation,
-        charged: &AnyState,
-    ) -> MaybeStep<Self> {
-        dispatched!(self, |algorithm| {
-            Some(algorithm.undo(own(state), now, reservation, own(Some(charged))?)?.map(Into::into))
-        })
-    }
-
-    fn debt(&self) -> u64 {
-        dispatched!(self, |algorithm| algorithm.debt())
-    }
-
-    fn owed(&self, state: Option<&AnyState>, now: Timestamp) -> u64 {
-        dispatched!(self, |algorithm| algorithm.owed(own(state), now))
-    }
-
-    fn forgiven(&self, state: Option<&AnyState>, now: Timestamp, cost: u64) -> u64 {
-        dispatched!(self, |algorithm| algorithm.forgiven(own(state), now, cost))
-    }
-
-    fn filled(&self, now: Timestamp) -> Step<AnyState> {
-        dispatched!(self, |algorithm| algorithm.filled(now).map(Into::into))
-    }
-
-    fn has_leases(&self) -> bool {
-        dispatched!(self, |algorithm| algorithm.has_leases())
-    }
-
-    fn recovery(&self) -> Option<Recovery> {
-        dispatched!(self, |algorithm| algorithm.recovery())
-    }
-
-    fn metadata_bytes(&self) -> Option<usize> {
-        dispatched!(self, |algorithm| algorithm.metadata_bytes())
-    }
-
-    fn step(&self, state: Option<&AnyState>, now: Timestamp, cost: u64) -> Step<AnyState> {
-        dispatched!(self, |algorithm| algorithm.step(own(state), now, cost).map(Into::into))
-    }
-
-    fn reservation_us(&self) -> Option<u64> {
-        dispatched!(self, |algorithm| algorithm.reservation_us())
-    }
-
-    fn settle(
-        &self,
-        state: Option<&AnyState>,
-        now: Timestamp,
-        made: &Reservation,
-        cost: u64,
-    ) -> MaybeStep<Self> {
-        dispatched!(self, |algorithm| {
-            Some(algorithm.settle(own(state), now, made, cost)?.map(Into::into))
-        })
-    }
-
-    fn annotate(&self, state: &mut AnyState, metadata: &[u8]) {
-        if let (Self::WindowLog(log), AnyState::WindowLog(state)) = (self, state) {
-            log.annotate(state, metadata);
-        }
-    }
-
-    fn logged<'s>(&self, state: &'s AnyState, now: Timestamp) -> &'s [WindowEntry] {
-        match (self, state) {
-            (Self::WindowLog(log), AnyState::WindowLog(state)) => log.logged(state, now),
-            _ => &[],
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::algorithms::{Algorithm as _, Step};
+    use crate::in_memory::{Compact, InMemory as _};
+    use crate::timestamp::Timestamp;
 
     #[test]
     fn a_filled_key_has_nothing_left_and_owes_the_whole_debt() {

@@ -29,7 +29,7 @@
 //! | [`Gcra`], [`TokenBucket`], [`FixedWindow`], [`FirstRequestWindow`], [`WindowLog`], [`SlidingCounter`], [`BucketedWindow`], [`SlidingLog`], [`Concurrency`] | the algorithms |
 //! | [`Stack`] | several limits in one key |
 //! | [`ReservationId`] | leases, and reservations that you settle later |
-//! | [`Algorithm`] | writing an algorithm |
+//! | [`Algorithm`], [`beside_built_in!`] | writing an algorithm, and limiting by it beside the others |
 //! | [`Store`], [`SyncStore`], [`Batch`](store::Batch), [`decide`](store::decide) | writing a store |
 //!
 //! # Several limits
@@ -150,6 +150,8 @@ mod decision;
 mod document;
 mod entries;
 mod error;
+#[macro_use]
+mod forward;
 mod identifiers;
 mod in_memory;
 mod limit;
@@ -233,4 +235,15 @@ pub mod store {
 pub mod for_memory {
     pub use crate::batch::{CompactStates, decide_compact};
     pub use crate::in_memory::{Compact, step_compact};
+}
+
+/// What the macros of this crate write.
+#[doc(hidden)]
+pub mod __macros {
+    pub use alloc::borrow::Cow;
+
+    pub use crate::algorithms::{Algorithm, MaybeStep, Recovery, Step, WindowEntry};
+    pub use crate::in_memory::{Compact, InMemory};
+    pub use crate::reservation::Reservation;
+    pub use crate::timestamp::Timestamp;
 }

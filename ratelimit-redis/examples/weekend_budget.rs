@@ -5,12 +5,10 @@
 //!
 //! `cargo run -p ratelimit-redis --example weekend_budget -- redis://127.0.0.1:6379`
 
-use std::borrow::Cow;
-
-use ratelimit_core::algorithm::{GcraState, InMemory, Step, Write};
+use ratelimit_core::algorithm::{AnyState, InMemory, Step, Write};
 use ratelimit_core::{
     Algorithm, ConfigError, Decision, Gcra, Limit, Limits, LimitsBuilder, RateLimiter, Store,
-    Timestamp,
+    Timestamp, beside_built_in,
 };
 use ratelimit_memory::MemoryStore;
 use ratelimit_redis::{Cas, Codec, RedisError, RedisStore};
@@ -87,81 +85,30 @@ impl Codec for Spent {
     }
 }
 
-/// The algorithms of this program: a built-in one and its own.
-#[derive(Clone, Copy, Debug)]
-pub enum Plan {
-    /// A built-in algorithm.
-    Burst(Gcra),
-    /// An algorithm of your own.
-    Budget(WeekendBudget),
-}
-
-/// The state of either.
-#[derive(Clone, Debug)]
-pub enum PlanState {
-    /// The state of the built-in algorithm.
-    Burst(GcraState),
-    /// The state of the other one.
-    Budget(Spent),
-}
-
-impl Algorithm for Plan {
-    type State = PlanState;
-
-    fn capacity(&self) -> u64 {
-        match self {
-            Self::Burst(gcra) => gcra.capacity(),
-            Self::Budget(budget) => budget.capacity(),
-        }
+beside_built_in! {
+    /// The algorithms of this program: the built-in ones and its own.
+    #[derive(Clone, Copy, Debug)]
+    pub enum Plan {
+        /// An algorithm of your own.
+        Budget(WeekendBudget),
     }
 
-    // A limit that changes from one to the other has another state, so the other's is never found.
-    fn state_kind(&self) -> Cow<'static, str> {
-        match self {
-            Self::Burst(gcra) => gcra.state_kind(),
-            Self::Budget(_) => "weekend-budget".into(),
-        }
-    }
-
-    fn step(&self, state: Option<&PlanState>, now: Timestamp, cost: u64) -> Step<PlanState> {
-        match (self, state) {
-            (Self::Burst(gcra), Some(PlanState::Burst(state))) => {
-                gcra.step(Some(state), now, cost).map(PlanState::Burst)
-            }
-            (Self::Burst(gcra), _) => gcra.step(None, now, cost).map(PlanState::Burst),
-            (Self::Budget(budget), Some(PlanState::Budget(state))) => {
-                budget.step(Some(state), now, cost).map(PlanState::Budget)
-            }
-            (Self::Budget(budget), _) => budget.step(None, now, cost).map(PlanState::Budget),
-        }
-    }
-}
-
-impl InMemory for Plan {}
-
-impl From<Gcra> for Plan {
-    fn from(gcra: Gcra) -> Self {
-        Self::Burst(gcra)
-    }
-}
-
-impl From<WeekendBudget> for Plan {
-    fn from(budget: WeekendBudget) -> Self {
-        Self::Budget(budget)
-    }
+    /// Their states.
+    #[derive(Clone, Debug)]
+    pub enum PlanState;
 }
 
 impl Codec for PlanState {
     fn encode(&self) -> Vec<u8> {
         match self {
-            Self::Burst(state) => [&b"burst "[..], &state.encode()].concat(),
+            Self::BuiltIn(state) => [&b"built-in "[..], &state.encode()].concat(),
             Self::Budget(state) => [&b"budget "[..], &state.encode()].concat(),
         }
     }
 
     fn decode(bytes: &[u8]) -> Option<Self> {
-        match bytes.strip_prefix(b"burst ") {
-            Some(bytes) => GcraState::decode(bytes).map(Self::Burst),
+        match bytes.strip_prefix(b"built-in ") {
+            Some(bytes) => AnyState::decode(bytes).map(Self::BuiltIn),
             None => Spent::decode(bytes.strip_prefix(b"budget ")?).map(Self::Budget),
         }
     }
@@ -170,7 +117,7 @@ impl Codec for PlanState {
 /// Both in one set of limits, charged together.
 async fn spend_by_plan<S: Store<Plan>>(store: S) -> Result<(), Box<dyn std::error::Error>> {
     let limits = LimitsBuilder::<Plan>::new()
-        .limit("burst", Gcra::per_second(10).burst(20).build()?)
+        .limit("burst", Gcra::per_second(10).burst(20))
         .by(["ip"])
         .limit("budget", WeekendBudget(100))
         .by(["user"])
