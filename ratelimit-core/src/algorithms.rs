@@ -26,7 +26,7 @@ pub use fixed_window::{
 pub use gcra::{Gcra, GcraState, TokenBucket};
 pub use sliding_counter::{SlidingCounter, SlidingCounterState};
 pub use sliding_log::{SlidingLog, SlidingLogState};
-pub use window_log::{WindowEntry, WindowLog, WindowLogState};
+pub use window_log::{LoggedRequest, WindowLog, WindowLogState};
 
 /// A rate-limiting algorithm: a pure function from a state, a time and a cost to a decision and the
 /// next state.
@@ -281,7 +281,7 @@ pub trait Algorithm: Send + Sync {
 
     /// The admitted requests that count at `now`, oldest first, for an algorithm that keeps each
     /// with its metadata. None, the default, for any other.
-    fn logged<'s>(&self, state: &'s Self::State, now: Timestamp) -> &'s [WindowEntry] {
+    fn logged<'s>(&self, state: &'s Self::State, now: Timestamp) -> &'s [LoggedRequest] {
         let _ = (state, now);
         &[]
     }

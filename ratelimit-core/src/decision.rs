@@ -115,6 +115,7 @@ pub struct Account {
 
 /// Where a [`Verdict`] comes from.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub enum Source {
     /// The store decided.
     #[default]

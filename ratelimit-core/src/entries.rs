@@ -15,7 +15,7 @@ use crate::timestamp::Timestamp;
 
 /// The cost admitted at one moment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct LogEntry {
+pub struct LoggedCost {
     /// The moment.
     pub timestamp: Timestamp,
     /// The sum of the costs.
@@ -28,7 +28,7 @@ pub struct LogEntry {
 pub struct LogState<const LEASES: bool> {
     /// What was admitted, or the leases: oldest first, their times strictly ascending, none of cost
     /// 0. Leases of the same moment share one entry; their [`Reservation`]s tell them apart.
-    pub entries: Vec<LogEntry>,
+    pub entries: Vec<LoggedCost>,
 }
 
 /// [`SlidingLog`](crate::SlidingLog), or [`Concurrency`](crate::Concurrency) if `LEASES`: a limit
@@ -45,7 +45,7 @@ pub struct LoggedWindow<const LEASES: bool> {
 struct LiveEntries<'a> {
     /// The moment: `now`, or the time of the last entry if that is later.
     at: Timestamp,
-    entries: &'a [LogEntry],
+    entries: &'a [LoggedCost],
     /// The sum of their costs.
     used: u64,
 }
@@ -83,7 +83,7 @@ pub(crate) fn after_refund<E: Clone>(
 
 impl<const LEASES: bool> LoggedWindow<LEASES> {
     /// When an entry stops counting.
-    fn end_us(&self, entry: LogEntry) -> u64 {
+    fn end_us(&self, entry: LoggedCost) -> u64 {
         entry.timestamp.as_us() + self.window_us
     }
 
@@ -102,7 +102,7 @@ impl<const LEASES: bool> LoggedWindow<LEASES> {
     /// When the oldest entries, of at least `excess` together, will have stopped counting.
     fn freed_us<'e>(
         &self,
-        mut entries: impl Iterator<Item = &'e LogEntry>,
+        mut entries: impl Iterator<Item = &'e LoggedCost>,
         excess: u64,
     ) -> Option<u64> {
         let mut freed: u64 = 0;
@@ -118,7 +118,7 @@ impl<const LEASES: bool> LoggedWindow<LEASES> {
         &self,
         (now, cost): (Timestamp, u64),
         used: u64,
-        entries: impl DoubleEndedIterator<Item = &'e LogEntry> + Clone,
+        entries: impl DoubleEndedIterator<Item = &'e LoggedCost> + Clone,
         retry_after_us: Option<u64>,
     ) -> Decision {
         let last = entries.clone().next_back();
@@ -141,7 +141,7 @@ impl<const LEASES: bool> LoggedWindow<LEASES> {
         if cost > self.remaining(live) {
             return (self.denial(now, cost, live), 0);
         }
-        let new = LogEntry { timestamp: live.at, cost };
+        let new = LoggedCost { timestamp: live.at, cost };
         let entries = live.entries.iter().chain((cost > 0).then_some(&new));
         (self.decision((now, cost), live.used.saturating_add(cost), entries, Some(0)), cost)
     }
@@ -159,7 +159,7 @@ impl<const LEASES: bool> LoggedWindow<LEASES> {
         now: Timestamp,
         cost: u64,
         live: LiveEntries<'_>,
-        entries: Option<Vec<LogEntry>>,
+        entries: Option<Vec<LoggedCost>>,
     ) -> Step<LogState<LEASES>> {
         let after = entries.as_deref().unwrap_or(live.entries);
         let decision = self.decision((now, cost), used(after), after.iter(), Some(0));
@@ -167,7 +167,7 @@ impl<const LEASES: bool> LoggedWindow<LEASES> {
         Step { decision, write }
     }
 
-    fn write(&self, entries: Vec<LogEntry>) -> Write<LogState<LEASES>> {
+    fn write(&self, entries: Vec<LoggedCost>) -> Write<LogState<LEASES>> {
         match entries.last() {
             None => Write::Remove,
             Some(last) => {
@@ -191,7 +191,7 @@ impl<const LEASES: bool> LoggedWindow<LEASES> {
         let (Ok(position), 1..) = (made, charged) else { return self.change(now, 0, live, None) };
         let entry = live.entries[position];
         let taken = charged.min(entry.cost);
-        let rest = LogEntry { cost: entry.cost - taken, ..entry };
+        let rest = LoggedCost { cost: entry.cost - taken, ..entry };
         let rest = Some(rest).filter(|rest| rest.cost > 0);
         // Removing the last lease allocates nothing.
         let (older, newer) = (&live.entries[..position], &live.entries[position + 1..]);
@@ -314,7 +314,7 @@ impl<const LEASES: bool> Algorithm for LoggedWindow<LEASES> {
         }
         let timestamp = charged.entries.last()?.timestamp;
         let of_it =
-            |entry: &LogEntry| entry.timestamp == timestamp && entry.cost >= reservation.cost;
+            |entry: &LoggedCost| entry.timestamp == timestamp && entry.cost >= reservation.cost;
         let there = state?.entries.iter().any(of_it);
         there.then(|| self.take(state, (now, timestamp), reservation.cost, false))
     }
@@ -327,7 +327,7 @@ impl<const LEASES: bool> InMemory for LoggedWindow<LEASES> {
         if charge == 0 {
             return Step { decision, write: Write::Keep };
         }
-        let new = LogEntry { timestamp: live.at, cost: charge };
+        let new = LoggedCost { timestamp: live.at, cost: charge };
         let past = state.entries.len() - live.entries.len();
         if past > 0 {
             state.entries.drain(..past);
@@ -339,20 +339,20 @@ impl<const LEASES: bool> InMemory for LoggedWindow<LEASES> {
     counts_entries!(entries);
 }
 
-fn used(entries: &[LogEntry]) -> u64 {
+fn used(entries: &[LoggedCost]) -> u64 {
     sum(entries.iter().map(|entry| entry.cost))
 }
 
 /// The live entries and a new one of this cost.
-fn with_entry(live: LiveEntries<'_>, cost: u64) -> Vec<LogEntry> {
+fn with_entry(live: LiveEntries<'_>, cost: u64) -> Vec<LoggedCost> {
     let mut entries = Vec::with_capacity(live.entries.len() + 1);
     entries.extend_from_slice(live.entries);
-    add(&mut entries, LogEntry { timestamp: live.at, cost });
+    add(&mut entries, LoggedCost { timestamp: live.at, cost });
     entries
 }
 
 /// Adds an entry, to the last one if both are of the same moment.
-fn add(entries: &mut Vec<LogEntry>, new: LogEntry) {
+fn add(entries: &mut Vec<LoggedCost>, new: LoggedCost) {
     match entries.last_mut() {
         Some(last) if last.timestamp == new.timestamp => {
             last.cost = last.cost.saturating_add(new.cost);

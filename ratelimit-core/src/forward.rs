@@ -316,7 +316,7 @@ macro_rules! __forward_algorithm {
                     }
                 }
 
-                fn logged<'s>(&self, state: &'s $State, now: parts::Timestamp) -> &'s [parts::WindowEntry] {
+                fn logged<'s>(&self, state: &'s $State, now: parts::Timestamp) -> &'s [parts::LoggedRequest] {
                     match (self, state) {
                         $( (Self::$Variant(own), $State::$Variant(state)) => own.logged(state, now), )+
                         _ => &[],

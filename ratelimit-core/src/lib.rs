@@ -202,12 +202,12 @@ pub use timestamp::Timestamp;
 pub mod algorithm {
     pub use crate::algorithms::{
         BucketCount, BucketWindow, BucketedWindowState, ConcurrencyState, CountedWindow,
-        FirstRequestState, FixedWindowState, GcraState, MaybeStep, Recovery, SlidingCounterState,
-        SlidingLogState, Step, WindowEntry, WindowLogState, Write,
+        FirstRequestState, FixedWindowState, GcraState, LoggedRequest, MaybeStep, Recovery,
+        SlidingCounterState, SlidingLogState, Step, WindowLogState, Write,
     };
     pub use crate::any_algorithm::AnyState;
     pub use crate::builder::{AlgorithmBuilder, FromRate};
-    pub use crate::entries::{LogEntry, LogState, LoggedWindow};
+    pub use crate::entries::{LogState, LoggedCost, LoggedWindow};
     pub use crate::in_memory::InMemory;
     pub use crate::quota::Quota;
     pub use crate::rate::Refill;
@@ -227,7 +227,7 @@ pub mod store {
     pub use crate::reservation::{Reservation, ReservationGroup};
     #[cfg(feature = "dyn")]
     pub use crate::store_traits::erased::DynSnapshotStore;
-    pub use crate::store_traits::{EntryStore, Snapshot, SnapshotStore, WithSnapshot};
+    pub use crate::store_traits::{LogStore, Snapshot, SnapshotStore, WithSnapshot};
 }
 
 /// What `ratelimit-memory` keeps and steps: states of a few numbers. It may change in any version.
@@ -242,7 +242,7 @@ pub mod for_memory {
 pub mod __macros {
     pub use alloc::borrow::Cow;
 
-    pub use crate::algorithms::{Algorithm, MaybeStep, Recovery, Step, WindowEntry};
+    pub use crate::algorithms::{Algorithm, LoggedRequest, MaybeStep, Recovery, Step};
     pub use crate::in_memory::{Compact, InMemory};
     pub use crate::reservation::Reservation;
     pub use crate::timestamp::Timestamp;

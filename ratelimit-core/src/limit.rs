@@ -38,6 +38,7 @@ pub struct Limit<A> {
 /// The outage behaviour of a limit: how its requests are decided while the store is unreachable. A
 /// layer that wraps the store applies it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub enum OnOutage {
     /// They are allowed, without a limit.
     Open,

@@ -12,14 +12,14 @@ use core::future::{Future, poll_fn};
 use core::pin::Pin;
 use core::task::Poll;
 
-use crate::algorithms::{Algorithm, WindowEntry};
+use crate::algorithms::{Algorithm, LoggedRequest};
 use crate::any_algorithm::AnyAlgorithm;
 use crate::decision::Verdict;
 use crate::identifiers::{Identifiers, describe_identifiers};
 use crate::limit::{Limit, Limits};
 use crate::op::Now;
 use crate::refusal::Refusal;
-use crate::store_traits::{EntryStore, Store};
+use crate::store_traits::{LogStore, Store};
 
 mod check;
 #[cfg(feature = "std")]
@@ -175,22 +175,22 @@ impl<S, A: Algorithm> RateLimiter<S, A> {
     }
 }
 
-impl<S: EntryStore<A>, A: Algorithm> RateLimiter<S, A> {
-    /// The entries of each limit that applies to the caller, by the limit's name: the admitted
-    /// requests that count, oldest first. Only a [`WindowLog`](crate::WindowLog) keeps entries.
+impl<S: LogStore<A>, A: Algorithm> RateLimiter<S, A> {
+    /// The admitted requests that count, oldest first, of each limit that applies to the caller, by
+    /// the limit's name. Only a [`WindowLog`](crate::WindowLog) keeps them.
     ///
     /// # Errors
     /// The store's error.
-    pub async fn entries<C: Identifiers + Sync + ?Sized>(
+    pub async fn logged<C: Identifiers + Sync + ?Sized>(
         &self,
         caller: &C,
-    ) -> Result<Vec<(&str, Vec<WindowEntry>)>, S::Error> {
+    ) -> Result<Vec<(&str, Vec<LoggedRequest>)>, S::Error> {
         self.has_required(caller)?;
         let keys = self.limits.iter().filter_map(|limit| Some((limit, limit.key_for(caller)?)));
         // All at once: one after the other, each could take as long as its store may.
         let asked = keys.map(|(limit, key)| async move {
-            let entries = self.store.entries(limit, &key, Now::Store).await?;
-            Ok::<_, S::Error>((limit.name(), entries))
+            let logged = self.store.logged(limit, &key, Now::Store).await?;
+            Ok::<_, S::Error>((limit.name(), logged))
         });
         let found = all_or_error(asked.map(Box::pin).collect()).await?;
         if found.is_empty() {

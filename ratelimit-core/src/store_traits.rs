@@ -4,7 +4,7 @@ use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::future::Future;
 
-use crate::algorithms::{Algorithm, WindowEntry, Write};
+use crate::algorithms::{Algorithm, LoggedRequest, Write};
 use crate::batch::{Batch, Check, States};
 use crate::decision::Verdict;
 use crate::error::ErrorKind;
@@ -91,15 +91,15 @@ pub trait SyncStore<A: Algorithm>: Store<A> {
     }
 }
 
-/// A store that lists the entries of an algorithm that [keeps them](Algorithm::logged).
-pub trait EntryStore<A: Algorithm>: Store<A> {
-    /// The entries of this key that count, oldest first.
-    fn entries(
+/// A store that lists the admitted requests of an algorithm that [keeps them](Algorithm::logged).
+pub trait LogStore<A: Algorithm>: Store<A> {
+    /// The admitted requests of this key that count, oldest first.
+    fn logged(
         &self,
         limit: &Limit<A>,
         key: &str,
         now: Now,
-    ) -> impl Future<Output = Result<Vec<WindowEntry>, Self::Error>> + Send;
+    ) -> impl Future<Output = Result<Vec<LoggedRequest>, Self::Error>> + Send;
 }
 
 /// A store that reports the states that a decision left.
@@ -190,14 +190,14 @@ macro_rules! stores_behind {
             }
         }
 
-        impl<A: Algorithm, S: EntryStore<A> + ?Sized> EntryStore<A> for $pointer {
-            fn entries(
+        impl<A: Algorithm, S: LogStore<A> + ?Sized> LogStore<A> for $pointer {
+            fn logged(
                 &self,
                 limit: &Limit<A>,
                 key: &str,
                 now: Now,
-            ) -> impl Future<Output = Result<Vec<WindowEntry>, Self::Error>> + Send {
-                (**self).entries(limit, key, now)
+            ) -> impl Future<Output = Result<Vec<LoggedRequest>, Self::Error>> + Send {
+                (**self).logged(limit, key, now)
             }
         }
 

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use dashmap::DashMap;
 use derive_where::derive_where;
-use ratelimit_core::store::{Batch, EntryStore};
+use ratelimit_core::store::{Batch, LogStore};
 use ratelimit_core::{Algorithm, AnyAlgorithm, Clock, Store, Verdict};
 use ratelimit_memory::PreciseClock;
 use tokio::runtime::Handle;
@@ -271,8 +271,8 @@ impl<S: Store<A> + 'static, A: Algorithm + Clone + PartialEq + 'static, C: Clock
     }
 }
 
-lists_entries!(
+lists_logged!(
     Allotments<S, A, C>,
-    [A: Algorithm + Clone + PartialEq + 'static, S: EntryStore<A> + 'static, C: Clock + 'static],
+    [A: Algorithm + Clone + PartialEq + 'static, S: LogStore<A> + 'static, C: Clock + 'static],
     inner.store
 );

@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use ratelimit_core::store::{Batch, EntryStore, Op, Snapshot, SnapshotStore, decide};
+use ratelimit_core::store::{Batch, LogStore, Op, Snapshot, SnapshotStore, decide};
 use ratelimit_core::{Algorithm, AnyAlgorithm, Clock, Source, Store, Timestamp, Verdict};
 use ratelimit_memory::PreciseClock;
 use tokio::runtime::Handle;
@@ -408,8 +408,8 @@ impl<S: SnapshotStore<A>, A: Algorithm + Clone + PartialEq + 'static, C: Clock> 
     }
 }
 
-lists_entries!(
+lists_logged!(
     DenialCache<S, A, C>,
-    [A: Algorithm + Clone + PartialEq + 'static, S: SnapshotStore<A> + EntryStore<A>, C: Clock],
+    [A: Algorithm + Clone + PartialEq + 'static, S: SnapshotStore<A> + LogStore<A>, C: Clock],
     store
 );

@@ -17,8 +17,8 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use derive_where::derive_where;
-use ratelimit_core::algorithm::{InMemory, Share, WindowEntry};
-use ratelimit_core::store::{Batch, Check, EntryStore, Now, Op};
+use ratelimit_core::algorithm::{InMemory, LoggedRequest, Share};
+use ratelimit_core::store::{Batch, Check, LogStore, Now, Op};
 use ratelimit_core::{
     AnyAlgorithm, Clock, ConfigError, ErrorKind, Limit, Limits, OnOutage, Source, Store,
     StoreError as _, Verdict,
@@ -427,28 +427,28 @@ impl<S: Store<A> + 'static, A: InMemory + Share + Clone + PartialEq + 'static, C
 /// limit the error is returned.
 #[deny(clippy::missing_trait_methods)]
 impl<
-    S: EntryStore<A> + 'static,
+    S: LogStore<A> + 'static,
     A: InMemory + Share + Clone + PartialEq + 'static,
     C: Clock + 'static,
-> EntryStore<A> for Fallback<S, A, C>
+> LogStore<A> for Fallback<S, A, C>
 {
-    async fn entries(
+    async fn logged(
         &self,
         limit: &Limit<A>,
         key: &str,
         now: Now,
-    ) -> Result<Vec<WindowEntry>, Self::Error> {
+    ) -> Result<Vec<LoggedRequest>, Self::Error> {
         let SharedFallback { store, outage, .. } = &*self.inner;
         let check = Check { limit, key, cost: 0 };
         let peek = Batch::one(&check).op(Op::Peek);
-        let away = match self.ask(&peek, || store.entries(limit, key, now), |_| false).await {
+        let away = match self.ask(&peek, || store.logged(limit, key, now), |_| false).await {
             Ok(said) => return said.map_err(FallbackError::Store),
             Err(away) => away,
         };
         if outage.choice(limit)? != OnOutage::Local {
             return Err(away);
         }
-        let entries = outage.local.entries(&outage.share_of(limit)?.limit, key, now).await;
+        let entries = outage.local.logged(&outage.share_of(limit)?.limit, key, now).await;
         entries.map_err(FallbackError::Local)
     }
 }

@@ -142,17 +142,17 @@
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// A layer lists the entries that the store which it wraps lists.
-macro_rules! lists_entries {
+macro_rules! lists_logged {
     ($layer:ty, [$($generics:tt)*], $($store:ident).+) => {
         #[deny(clippy::missing_trait_methods)]
-        impl<$($generics)*> EntryStore<A> for $layer {
-            fn entries(
+        impl<$($generics)*> LogStore<A> for $layer {
+            fn logged(
                 &self,
                 limit: &ratelimit_core::Limit<A>,
                 key: &str,
                 now: ratelimit_core::store::Now,
-            ) -> impl Future<Output = Result<Vec<ratelimit_core::algorithm::WindowEntry>, S::Error>> + Send {
-                self.$($store).+.entries(limit, key, now)
+            ) -> impl Future<Output = Result<Vec<ratelimit_core::algorithm::LoggedRequest>, S::Error>> + Send {
+                self.$($store).+.logged(limit, key, now)
             }
         }
     };

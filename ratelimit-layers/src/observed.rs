@@ -6,7 +6,7 @@ use std::future::poll_fn;
 use std::pin::pin;
 
 use derive_where::derive_where;
-use ratelimit_core::store::{Batch, Check, EntryStore, SnapshotStore, WithSnapshot};
+use ratelimit_core::store::{Batch, Check, LogStore, SnapshotStore, WithSnapshot};
 use ratelimit_core::{Algorithm, Decision, Limit, OnOutage, Store, SyncStore, Verdict};
 
 /// Wraps a store and reports each request to an observer: `Metrics`, `Traced` and
@@ -77,6 +77,7 @@ pub trait Observer: Send + Sync {
 ///
 /// As a number, it is the value of the gauge `ratelimit_breaker_state`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub enum BreakerState {
     /// The store is asked.
     Closed = 0,
@@ -98,6 +99,7 @@ impl fmt::Display for BreakerState {
 
 /// What a limit did with a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum LimitOutcome {
     /// It allowed the request, as all limits of the batch did.
     Allowed,
@@ -209,4 +211,4 @@ impl<A: Algorithm, S: SyncStore<A>, O: Observer> SyncStore<A> for Observed<S, O>
     }
 }
 
-lists_entries!(Observed<S, O>, [A: Algorithm, S: EntryStore<A>, O: Observer], store);
+lists_logged!(Observed<S, O>, [A: Algorithm, S: LogStore<A>, O: Observer], store);

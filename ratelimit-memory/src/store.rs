@@ -13,8 +13,8 @@ use std::borrow::Cow;
 use std::fmt;
 use std::future::{Future, ready};
 
-use ratelimit_core::algorithm::{InMemory, WindowEntry};
-use ratelimit_core::store::{Batch, Check, EntryStore, Now, Op, SnapshotStore, WithSnapshot};
+use ratelimit_core::algorithm::{InMemory, LoggedRequest};
+use ratelimit_core::store::{Batch, Check, LogStore, Now, Op, SnapshotStore, WithSnapshot};
 use ratelimit_core::{
     AnyAlgorithm, Clock, Identifiers, Limit, Limits, RateLimiter, Store, SyncStore, Timestamp,
     Verdict,
@@ -417,13 +417,13 @@ impl<A: InMemory, C: Clock> SnapshotStore<A> for MemoryStore<A, C> {
     }
 }
 
-impl<A: InMemory, C: Clock> EntryStore<A> for MemoryStore<A, C> {
-    fn entries(
+impl<A: InMemory, C: Clock> LogStore<A> for MemoryStore<A, C> {
+    fn logged(
         &self,
         limit: &Limit<A>,
         key: &str,
         now: Now,
-    ) -> impl Future<Output = Result<Vec<WindowEntry>, MemoryError>> + Send {
+    ) -> impl Future<Output = Result<Vec<LoggedRequest>, MemoryError>> + Send {
         let state = self.state(limit, key);
         let now = time_of(now, self.clock.now());
         let entries = |state: &A::State| limit.algorithm().logged(state, now).to_vec();

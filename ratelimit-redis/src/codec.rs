@@ -61,7 +61,8 @@ mod tests {
     use proptest::prelude::*;
     use ratelimit_core::Timestamp;
     use ratelimit_core::algorithm::{
-        AnyState, ConcurrencyState, LogEntry, StackState, StackedState, WindowEntry, WindowLogState,
+        AnyState, ConcurrencyState, LoggedCost, LoggedRequest, StackState, StackedState,
+        WindowLogState,
     };
 
     fn timestamps() -> impl Strategy<Value = Timestamp> {
@@ -70,7 +71,7 @@ mod tests {
 
     fn logs() -> impl Strategy<Value = AnyState> {
         let entry = (timestamps(), any::<u64>(), vec(any::<u8>(), 0..9)).prop_map(
-            |(timestamp, cost, metadata)| WindowEntry {
+            |(timestamp, cost, metadata)| LoggedRequest {
                 timestamp,
                 cost,
                 metadata: metadata.into(),
@@ -81,8 +82,8 @@ mod tests {
     }
 
     fn states() -> impl Strategy<Value = AnyState> {
-        let lease =
-            (timestamps(), any::<u64>()).prop_map(|(timestamp, cost)| LogEntry { timestamp, cost });
+        let lease = (timestamps(), any::<u64>())
+            .prop_map(|(timestamp, cost)| LoggedCost { timestamp, cost });
         let leases = vec(lease, 1..4).prop_map(|entries| ConcurrencyState { entries }.into());
         prop_oneof![logs(), leases]
     }

@@ -58,6 +58,7 @@ pub struct Finding {
 
 /// The severity of a [`Finding`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[non_exhaustive]
 pub enum Severity {
     /// The store decides, but may lose limits, or was not checked in full.
     Warning,

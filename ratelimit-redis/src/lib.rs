@@ -175,7 +175,7 @@ pub use heal::{HealOptions, Healed, HealedState};
 pub use health::{Finding, Health, Server, Severity};
 pub use key::{StoredKey, Tag};
 pub use mode::{Cas, Lua, Multi};
-pub use native::{Entry, EntryStorage, MultiProgram, Native};
+pub use native::{MultiProgram, Native, NativeCharge, Storage};
 pub use program::{Keeps, LuaProgram, Program, Stored, Twin};
 pub use scan::Scan;
 pub use store::{CrossSlot, Mode, RedisStore};

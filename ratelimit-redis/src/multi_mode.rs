@@ -32,7 +32,7 @@ use crate::connection::{Argument, Connection, Reply};
 use crate::deadline::Deadline;
 use crate::error::{LEFT, REMOVED, RedisError, Result, WRONG_TYPE};
 use crate::mode::Multi;
-use crate::native::{Entry, EntryStorage, MultiProgram, Native};
+use crate::native::{MultiProgram, Native, NativeCharge, Storage};
 use crate::store::{InSlot, Inner, Mode, NewestAt, RedisStore, StatesAt, TimesIn, ttl_ms};
 
 mod stored;
@@ -135,11 +135,11 @@ impl<A: MultiProgram> Mode<A> for Multi {
         let in_element: TimesIn =
             |items| items.iter().filter_map(element).map(|(_, it)| it.since.as_us()).collect();
         let name = limit.split_once('+')?.1;
-        let storage = EntryStorage::ALL.into_iter().find(|storage| storage.name() == name)?;
+        let storage = Storage::ALL.into_iter().find(|storage| storage.name() == name)?;
         let (command, arguments, times) = match storage {
-            EntryStorage::Counters => ("HGETALL", &[][..], in_hash),
-            EntryStorage::List => ("LRANGE", LAST, in_element),
-            EntryStorage::SortedSet => ("ZRANGE", LAST, in_element),
+            Storage::Counters => ("HGETALL", &[][..], in_hash),
+            Storage::List => ("LRANGE", LAST, in_element),
+            Storage::SortedSet => ("ZRANGE", LAST, in_element),
         };
         Some(NewestAt { command, arguments, times })
     }
@@ -159,12 +159,12 @@ struct MultiCheck<'b, A: MultiProgram> {
 
 impl<A: MultiProgram> MultiCheck<'_, A> {
     /// What leads from the state that was read to this one; `None` if nothing has to be added.
-    fn added(&self, after: &A::State) -> Option<Entry> {
+    fn added(&self, after: &A::State) -> Option<NativeCharge> {
         let algorithm = self.check.limit.algorithm();
         let mut entry = algorithm.newest(after)?;
         let before = self.state.as_ref().and_then(|before| algorithm.newest(before));
         // In a list, each request is an entry of its own.
-        let grows = self.native.storage != EntryStorage::List;
+        let grows = self.native.storage != Storage::List;
         let there = before.filter(|before| grows && before.since == entry.since);
         let there = there.map_or(0, |before| before.charged.cost);
         entry.charged.cost = entry.charged.cost.checked_sub(there).filter(|cost| *cost > 0)?;
@@ -174,7 +174,7 @@ impl<A: MultiProgram> MultiCheck<'_, A> {
     /// The commands that add an entry to a state which stops mattering at `expires`.
     fn charging(
         &self,
-        entry: &Entry,
+        entry: &NativeCharge,
         expires: Timestamp,
         (now, time): (Timestamp, Now),
     ) -> Vec<Words> {
@@ -188,9 +188,9 @@ impl<A: MultiProgram> MultiCheck<'_, A> {
         let (since, cost) = (entry.since.as_us().to_string(), entry.charged.cost.to_string());
         let element = || element_of(entry, ReservationId::random());
         match native.storage {
-            EntryStorage::Counters => commands.push(command([&"HINCRBY", key, &since, &cost])),
-            EntryStorage::List => commands.push(command([&"RPUSH", key, &element()])),
-            EntryStorage::SortedSet => {
+            Storage::Counters => commands.push(command([&"HINCRBY", key, &since, &cost])),
+            Storage::List => commands.push(command([&"RPUSH", key, &element()])),
+            Storage::SortedSet => {
                 commands.push(command([&"ZADD", key, &since, &element()]));
                 // As many newer charges leave no room for an older one.
                 let older = format!("-{}", check.limit.algorithm().capacity() + 1);
@@ -372,7 +372,7 @@ impl<A: MultiProgram, C: Connection> InSlot for MultiRequest<'_, A, C> {
             let before = found.map_err(RedisError::in_part)?.1.into_iter();
             // Later ones count as if they had come then.
             let before: Vec<_> =
-                before.map(|it| Entry { since: it.since.min(since), ..it }).collect();
+                before.map(|it| NativeCharge { since: it.since.min(since), ..it }).collect();
             let check = &mut self.checks[place];
             check.state = check.check.limit.algorithm().state(&before);
         }

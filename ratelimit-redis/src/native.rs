@@ -3,7 +3,7 @@
 //! Every state is a list of entries: a charge, and the time from which it counts. A window is one
 //! entry, a log one per request. A charge adds cost to the newest entry or appends one after it.
 
-use ratelimit_core::algorithm::WindowEntry;
+use ratelimit_core::algorithm::LoggedRequest;
 use ratelimit_core::{Algorithm, Timestamp};
 
 /// An algorithm that a transaction can decide. A transaction charges whatever it reads, so its
@@ -19,34 +19,35 @@ pub trait MultiProgram: Algorithm {
     fn native(&self) -> Option<Native>;
 
     /// The state of these entries, oldest first; `None` if there are none.
-    fn state(&self, entries: &[Entry]) -> Option<Self::State>;
+    fn state(&self, entries: &[NativeCharge]) -> Option<Self::State>;
 
     /// The newest entry of a state, with all that counts from the same time. In a list, the last
     /// charge.
-    fn newest(&self, state: &Self::State) -> Option<Entry>;
+    fn newest(&self, state: &Self::State) -> Option<NativeCharge>;
 }
 
 /// One charge.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Entry {
+pub struct NativeCharge {
     /// The start of the window in which it counts; in a sliding log, the time of the charge.
     pub since: Timestamp,
     /// The time of the charge, its cost and its metadata.
-    pub charged: WindowEntry,
+    pub charged: LoggedRequest,
 }
 
 /// How entries are stored on the server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Native {
     /// The data type.
-    pub storage: EntryStorage,
+    pub storage: Storage,
     /// For how long an entry counts at most, in microseconds, at least 1.
     pub window_us: u64,
 }
 
 /// The data type that stores entries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum EntryStorage {
+#[non_exhaustive]
+pub enum Storage {
     /// A hash of counters, one per window: HINCRBY and PEXPIRE.
     Counters,
     /// A list of the charges in windows: RPUSH and PEXPIRE.
@@ -56,7 +57,7 @@ pub enum EntryStorage {
     SortedSet,
 }
 
-impl EntryStorage {
+impl Storage {
     pub(crate) const ALL: [Self; 3] = [Self::Counters, Self::List, Self::SortedSet];
 
     /// The name in keys.
@@ -72,32 +73,32 @@ impl EntryStorage {
 impl Native {
     /// The time from which the oldest of these entries counts that still counts at `at`. Entries of
     /// a window count as long as its first one.
-    pub(crate) fn oldest(self, entries: &[Entry], at: Timestamp) -> Timestamp {
+    pub(crate) fn oldest(self, entries: &[NativeCharge], at: Timestamp) -> Timestamp {
         let counts = |since: &Timestamp| since.as_us() + self.window_us > at.as_us();
         let since = match self.storage {
-            EntryStorage::Counters | EntryStorage::List => begun(entries, self.window_us),
-            EntryStorage::SortedSet => entries.iter().map(|entry| entry.since).collect(),
+            Storage::Counters | Storage::List => begun(entries, self.window_us),
+            Storage::SortedSet => entries.iter().map(|entry| entry.since).collect(),
         };
         since.into_iter().find(counts).unwrap_or(Timestamp::MAX)
     }
 }
 
-impl Entry {
+impl NativeCharge {
     /// A charge that counts from `since`, without metadata.
     pub(crate) fn plain(since: Timestamp, cost: u64) -> Self {
-        Self { since, charged: WindowEntry { timestamp: since, cost, metadata: [].into() } }
+        Self { since, charged: LoggedRequest { timestamp: since, cost, metadata: [].into() } }
     }
 }
 
 /// What these entries have charged.
-pub(crate) fn sum<'e>(entries: impl IntoIterator<Item = &'e Entry>) -> u64 {
+pub(crate) fn sum<'e>(entries: impl IntoIterator<Item = &'e NativeCharge>) -> u64 {
     entries.into_iter().map(|entry| entry.charged.cost).fold(0, u64::saturating_add)
 }
 
 /// The start of each window, if each begins with the first entry that the one before does not
 /// cover. Clients that begin a window concurrently may disagree on its start; all their entries
 /// count in it.
-fn begun(entries: &[Entry], window_us: u64) -> Vec<Timestamp> {
+fn begun(entries: &[NativeCharge], window_us: u64) -> Vec<Timestamp> {
     let mut since: Vec<_> = entries.iter().map(|entry| entry.since).collect();
     since.sort_unstable();
     since.dedup_by(|next, begun| next.as_us() < begun.as_us() + window_us);
@@ -105,7 +106,10 @@ fn begun(entries: &[Entry], window_us: u64) -> Vec<Timestamp> {
 }
 
 /// The start of the last window, and its entries.
-pub(crate) fn last_window(entries: &[Entry], window_us: u64) -> Option<(Timestamp, Vec<&Entry>)> {
+pub(crate) fn last_window(
+    entries: &[NativeCharge],
+    window_us: u64,
+) -> Option<(Timestamp, Vec<&NativeCharge>)> {
     let start = *begun(entries, window_us).last()?;
     Some((start, entries.iter().filter(|entry| entry.since >= start).collect()))
 }
@@ -119,8 +123,8 @@ mod tests {
         Timestamp::saturating_from_us(us)
     }
 
-    fn entries(pairs: &[(u64, u64)]) -> Vec<Entry> {
-        pairs.iter().map(|(us, cost)| Entry::plain(at(*us), *cost)).collect()
+    fn entries(pairs: &[(u64, u64)]) -> Vec<NativeCharge> {
+        pairs.iter().map(|(us, cost)| NativeCharge::plain(at(*us), *cost)).collect()
     }
 
     #[test]
@@ -138,8 +142,8 @@ mod tests {
 
     #[test]
     fn an_entry_counts_as_long_as_its_window_lasts() {
-        let windows = Native { storage: EntryStorage::Counters, window_us: 10 };
-        let sliding = Native { storage: EntryStorage::SortedSet, window_us: 10 };
+        let windows = Native { storage: Storage::Counters, window_us: 10 };
+        let sliding = Native { storage: Storage::SortedSet, window_us: 10 };
         for (native, now, oldest) in [
             (windows, 12, 3),
             (windows, 13, 14),

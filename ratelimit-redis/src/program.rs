@@ -204,6 +204,7 @@ impl Program {
 
 /// How the server stores a state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Keeps {
     /// A few numbers in a field of the hash that all limits of an identifier share.
     Numbers,

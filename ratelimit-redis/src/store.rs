@@ -7,8 +7,8 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
-use ratelimit_core::algorithm::{WindowEntry, Write};
-use ratelimit_core::store::{Batch, EntryStore, Now, Reservation, Snapshot, decide};
+use ratelimit_core::algorithm::{LoggedRequest, Write};
+use ratelimit_core::store::{Batch, LogStore, Now, Reservation, Snapshot, decide};
 use ratelimit_core::{Algorithm, AnyAlgorithm, Limit, ReservationId, Store, Timestamp, Verdict};
 
 use crate::calls::SharedCalls;
@@ -397,11 +397,11 @@ impl<M, C: Connection> RedisStore<M, C> {
     }
 }
 
-impl<A: Algorithm, M: Mode<A>, C: Connection> EntryStore<A> for RedisStore<M, C>
+impl<A: Algorithm, M: Mode<A>, C: Connection> LogStore<A> for RedisStore<M, C>
 where
     Self: Store<A, Error = RedisError>,
 {
-    async fn entries(&self, limit: &Limit<A>, key: &str, now: Now) -> Result<Vec<WindowEntry>> {
+    async fn logged(&self, limit: &Limit<A>, key: &str, now: Now) -> Result<Vec<LoggedRequest>> {
         let deadline = self.inner.deadline();
         let state = M::read(self, limit, key, deadline).await?;
         let Some(state) = state else { return Ok(Vec::new()) };

@@ -95,6 +95,7 @@ pub trait Harness<A: Algorithm = AnyAlgorithm>: Sync {
 
 /// The clock that a store reads by itself.
 #[derive(Clone)]
+#[non_exhaustive]
 pub enum StoreClock {
     /// It runs by itself at the speed of real time, whatever it says: a server's, or the system's.
     Real,

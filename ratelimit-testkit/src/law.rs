@@ -6,6 +6,7 @@ use crate::trace::text::raw;
 
 /// A law that every algorithm keeps on every backend.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub enum Law {
     /// 1: In every window that the algorithm defines, admissions never exceed its bound.
     Safety,

@@ -39,6 +39,7 @@ mod macros;
 /// for a store that agrees with its pure step, and is a property of the
 /// [algorithm](crate::AlgorithmProperty).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub enum Property {
     /// Law 10: every answer and every state is that of the pure step, errors with their messages,
     /// over traces of all operations: generated ones, with times at the promised wait and around

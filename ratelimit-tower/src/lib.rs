@@ -164,9 +164,7 @@ pub use identify::{
     from_fn, header, method, optional, unauthorized,
 };
 pub use layer::RateLimitLayer;
-pub use mode::{Awaited, Immediate};
-#[doc(hidden)]
-pub use mode::{Grant, LayerMode};
+pub use mode::{Awaited, Grant, Immediate, LayerMode};
 pub use rejection::{Answer, ProblemJson, Reason, Rejection};
 #[cfg(feature = "tokio")]
 pub use reservation::{

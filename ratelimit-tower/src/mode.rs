@@ -4,7 +4,7 @@
 //! Modes are types. The future of a store cannot be named, so it is boxed; a [`SyncStore`] decides
 //! in `call`, and the response future then holds only the inner service's future. Settling with the
 //! body needs a wrapper around it, so only a layer that reserves changes the type of the body.
-#![allow(private_bounds, private_interfaces, reason = "other crates use no more than the names")]
+#![allow(private_bounds, private_interfaces, reason = "in methods that the documentation hides")]
 
 use std::future::Future;
 use std::sync::Arc;
@@ -20,15 +20,35 @@ use crate::rejection::Rejection;
 /// An admitted request, and what it holds.
 pub(crate) type GateResult<G> = Result<(Admitted, G), Box<Rejection>>;
 
-/// How the store is asked: [`Awaited`], [`Immediate`], or reserving.
-pub trait LayerMode<S: Store<A>, A: Quota + 'static>: Send + Sync + 'static {
+/// How a layer asks its store: [`Awaited`], [`Immediate`] or [`Reserving`](crate::Reserving). No
+/// other type is one.
+///
+/// ```
+/// # use ratelimit_core::{AnyAlgorithm, Store};
+/// use ratelimit_tower::{LayerMode, ProblemJson, RateLimitLayer, RateLimitService};
+/// use tower_layer::Layer;
+///
+/// fn limited<S, M, Svc>(
+///     layer: &RateLimitLayer<S, AnyAlgorithm, ProblemJson, M>,
+///     service: Svc,
+/// ) -> RateLimitService<Svc, S, AnyAlgorithm, ProblemJson, M>
+/// where
+///     S: Store<AnyAlgorithm> + 'static,
+///     M: LayerMode<S, AnyAlgorithm> + Clone,
+/// {
+///     layer.layer(service)
+/// }
+/// ```
+pub trait LayerMode<S: Store<A>, A: Quota + 'static>: Sealed + Send + Sync + 'static {
     /// What an admitted request holds.
     type Grant: Grant;
 
     /// What a request holds that no limit decided.
+    #[doc(hidden)]
     fn exempt(&self) -> Self::Grant;
 
     /// The decision, if there is no need to wait for it.
+    #[doc(hidden)]
     #[inline]
     #[must_use]
     fn decide_now(
@@ -41,6 +61,7 @@ pub trait LayerMode<S: Store<A>, A: Quota + 'static>: Send + Sync + 'static {
     }
 
     /// Asks the store.
+    #[doc(hidden)]
     fn decide(
         &self,
         gate: &Gate<S, A>,
@@ -56,20 +77,34 @@ pub trait LayerMode<S: Store<A>, A: Quota + 'static>: Send + Sync + 'static {
     }
 }
 
-/// What an admitted request holds until it is answered.
-pub trait Grant: Send + 'static {
+/// What an admitted request holds until it is answered: nothing, or a reservation. No other type
+/// is one.
+pub trait Grant: Sealed + Send + 'static {
     /// The body of the answer.
     type Body<B>: From<B>;
 
     /// The request goes to the service.
+    #[doc(hidden)]
     fn begin(&mut self, request: &mut Extensions);
 
     /// The service has answered, or failed.
     ///
     /// # Errors
     /// That of the service.
+    #[doc(hidden)]
     fn end<B, E>(self, response: Result<Response<B>, E>) -> Result<Response<Self::Body<B>>, E>;
 }
+
+pub(crate) use sealed::Sealed;
+
+mod sealed {
+    /// A type of this crate.
+    pub trait Sealed {}
+}
+
+impl Sealed for () {}
+impl Sealed for Awaited {}
+impl Sealed for Immediate {}
 
 /// Nothing is held.
 impl Grant for () {

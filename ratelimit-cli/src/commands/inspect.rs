@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use ratelimit_core::algorithm::{AnyState, BucketCount, LogEntry, WindowEntry};
+use ratelimit_core::algorithm::{AnyState, BucketCount, LoggedCost, LoggedRequest};
 use ratelimit_core::store::Op;
 use ratelimit_core::{Algorithm, AnyAlgorithm, Decision, Limit, Timestamp};
 use serde::Serialize;
@@ -70,8 +70,8 @@ pub(super) fn run(args: &CallerArgs) -> Result<u8, Failure> {
 
 /// A state by its own field names, and the tokens of a token bucket.
 fn fields(limit: &Limit<AnyAlgorithm>, state: Option<&AnyState>) -> Value {
-    let entry = |e: &LogEntry| json!({ "timestamp_us": e.timestamp.as_us(), "cost": e.cost });
-    let entries = |entries: &[LogEntry]| entries.iter().map(entry).collect::<Value>();
+    let entry = |e: &LoggedCost| json!({ "timestamp_us": e.timestamp.as_us(), "cost": e.cost });
+    let entries = |entries: &[LoggedCost]| entries.iter().map(entry).collect::<Value>();
     let window = |start: Timestamp, count: u64, ends_us: u64| json!({ "start_us": start.as_us(), "count": count, "ends_us": ends_us });
     let Some(state) = state else { return Value::Null };
     match state {
@@ -95,7 +95,7 @@ fn fields(limit: &Limit<AnyAlgorithm>, state: Option<&AnyState>) -> Value {
             "start_us": state.start.as_us(), "previous": state.previous, "current": state.current,
         }),
         AnyState::WindowLog(state) => {
-            let entry = |e: &WindowEntry| {
+            let entry = |e: &LoggedRequest| {
                 let metadata = String::from_utf8_lossy(&e.metadata);
                 json!({ "timestamp_us": e.timestamp.as_us(), "cost": e.cost, "metadata": metadata })
             };

@@ -93,7 +93,7 @@ impl Concurrency {
 mod tests {
     use super::*;
     use crate::algorithms::Algorithm;
-    use crate::entries::LogEntry;
+    use crate::entries::LoggedCost;
     use crate::reservation::Reservation;
     use crate::timestamp::Timestamp;
 
@@ -101,8 +101,8 @@ mod tests {
         Timestamp::from_us(us).expect("a test's time")
     }
 
-    fn entry((us, cost): (u64, u64)) -> LogEntry {
-        LogEntry { timestamp: timestamp(us), cost }
+    fn entry((us, cost): (u64, u64)) -> LoggedCost {
+        LoggedCost { timestamp: timestamp(us), cost }
     }
 
     #[test]

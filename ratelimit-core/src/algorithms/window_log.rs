@@ -53,12 +53,12 @@ pub struct WindowLogState {
     /// When the first request of the window came.
     pub start: Timestamp,
     /// The admitted requests, oldest first, none of cost 0.
-    pub entries: Vec<WindowEntry>,
+    pub entries: Vec<LoggedRequest>,
 }
 
 /// One request that a [`WindowLog`] admitted.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct WindowEntry {
+pub struct LoggedRequest {
     /// When it was admitted.
     pub timestamp: Timestamp,
     /// Its cost.
@@ -71,7 +71,7 @@ pub struct WindowEntry {
 #[derive(Clone, Copy)]
 struct Window<'a> {
     start: Timestamp,
-    entries: &'a [WindowEntry],
+    entries: &'a [LoggedRequest],
 }
 
 impl WindowLog {
@@ -128,7 +128,7 @@ impl WindowLog {
         now: Timestamp,
         cost: u64,
         window: Window<'_>,
-        entries: Option<Vec<WindowEntry>>,
+        entries: Option<Vec<LoggedRequest>>,
     ) -> Step<WindowLogState> {
         let after = Window { entries: entries.as_deref().unwrap_or(window.entries), ..window };
         let decision = self.window.decision((now, cost), self.as_count(after), true);
@@ -140,13 +140,13 @@ impl WindowLog {
         Step { decision, write }
     }
 
-    fn write(&self, start: Timestamp, entries: Vec<WindowEntry>) -> Write<WindowLogState> {
+    fn write(&self, start: Timestamp, entries: Vec<LoggedRequest>) -> Write<WindowLogState> {
         Write::until(WindowLogState { start, entries }, start.as_us() + self.window_us())
     }
 }
 
 /// The window's entries and a new one of this cost.
-fn with_entry(window: Window<'_>, now: Timestamp, cost: u64) -> Vec<WindowEntry> {
+fn with_entry(window: Window<'_>, now: Timestamp, cost: u64) -> Vec<LoggedRequest> {
     let mut entries = Vec::with_capacity(window.entries.len() + 1);
     entries.extend_from_slice(window.entries);
     add(&mut entries, now, cost);
@@ -154,9 +154,9 @@ fn with_entry(window: Window<'_>, now: Timestamp, cost: u64) -> Vec<WindowEntry>
 }
 
 /// Adds an entry of this cost at the end.
-fn add(entries: &mut Vec<WindowEntry>, now: Timestamp, cost: u64) {
+fn add(entries: &mut Vec<LoggedRequest>, now: Timestamp, cost: u64) {
     let timestamp = entries.last().map_or(now, |last| now.max(last.timestamp));
-    entries.push(WindowEntry { timestamp, cost, metadata: Arc::default() });
+    entries.push(LoggedRequest { timestamp, cost, metadata: Arc::default() });
 }
 
 impl Algorithm for WindowLog {
@@ -211,7 +211,7 @@ impl Algorithm for WindowLog {
         }
     }
 
-    fn logged<'s>(&self, state: &'s WindowLogState, now: Timestamp) -> &'s [WindowEntry] {
+    fn logged<'s>(&self, state: &'s WindowLogState, now: Timestamp) -> &'s [LoggedRequest] {
         self.window(Some(state), now).entries
     }
 }

@@ -10,8 +10,8 @@ use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use metrics_util::debugging::{DebugValue, DebuggingRecorder};
-use ratelimit_core::algorithm::{AnyState, WindowEntry};
-use ratelimit_core::store::{Batch, Check, EntryStore, Now, Op, SnapshotStore, WithSnapshot};
+use ratelimit_core::algorithm::{AnyState, LoggedRequest};
+use ratelimit_core::store::{Batch, Check, LogStore, Now, Op, SnapshotStore, WithSnapshot};
 use ratelimit_core::{
     AnyAlgorithm, Clock, ErrorKind, Limit, Limits, ManualClock, Refusal, ReservationId, Store,
     StoreError, Verdict,
@@ -167,17 +167,17 @@ impl SnapshotStore<AnyAlgorithm> for Fake {
     }
 }
 
-impl EntryStore<AnyAlgorithm> for Fake {
-    async fn entries(
+impl LogStore<AnyAlgorithm> for Fake {
+    async fn logged(
         &self,
         limit: &Limit<AnyAlgorithm>,
         key: &str,
         now: Now,
-    ) -> Result<Vec<WindowEntry>, FakeError> {
+    ) -> Result<Vec<LoggedRequest>, FakeError> {
         match self.mode() {
             Mode::Fails(kind) => Err(FakeError::Fails(kind)),
             Mode::Hangs => pending().await,
-            _ => Ok(self.memory.entries(limit, key, now).await?),
+            _ => Ok(self.memory.logged(limit, key, now).await?),
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use ratelimit_core::store::{Batch, Check, EntryStore, Now, Op, Reservation};
+use ratelimit_core::store::{Batch, Check, LogStore, Now, Op, Reservation};
 use ratelimit_core::{
     AnyAlgorithm, ErrorKind, Limit, ManualClock, OnOutage, RateLimiter, ReservationId, Store,
     StoreError as _, Verdict,
@@ -163,7 +163,7 @@ async fn a_request_waits_once_however_many_limits_it_has() {
     let limiter = RateLimiter::new(limits(&all), layered_store(&all));
     limiter.store().store().set(Mode::Hangs);
     let begin = Instant::now();
-    assert_eq!(limiter.entries("alice").await.expect("lists").len(), 3);
+    assert_eq!(limiter.logged("alice").await.expect("lists").len(), 3);
     assert_eq!(begin.elapsed(), DEADLINE);
 }
 
@@ -324,11 +324,11 @@ async fn entries_are_those_of_the_local_limit_while_the_store_is_away() {
     let store = layered_store(&[local.clone(), open.clone()]);
     down(&store, &limits).await;
     assert!(ask(&store, &limits, 1).await.allowed());
-    let entries = store.entries(&local, "alice", Now::Store).await.expect("lists");
+    let entries = store.logged(&local, "alice", Now::Store).await.expect("lists");
     assert_eq!(entries.len(), 1);
-    assert!(store.entries(&open, "alice", Now::Store).await.is_err());
+    assert!(store.logged(&open, "alice", Now::Store).await.is_err());
     up(&store, &limits).await;
-    assert!(store.entries(&local, "alice", Now::Store).await.expect("lists").is_empty());
+    assert!(store.logged(&local, "alice", Now::Store).await.expect("lists").is_empty());
 }
 
 #[tokio::test]

@@ -6,7 +6,7 @@ use std::sync::LazyLock;
 
 use proptest::collection::vec;
 use proptest::prelude::*;
-use ratelimit_core::store::{Batch, Check, EntryStore, Now, Op, SnapshotStore};
+use ratelimit_core::store::{Batch, Check, LogStore, Now, Op, SnapshotStore};
 use ratelimit_core::{
     AnyAlgorithm, ErrorKind, Limit, ManualClock, OnOutage, RateLimiter, Store, SyncStore,
 };
@@ -48,7 +48,7 @@ fn an_observer_forwards_every_call_and_hears_of_each_decision() {
             assert_eq!(store.apply_now(&batch).ok(), alone.apply_now(&batch).ok());
             let said = store.acquire_now(&limit, "alice", 1).ok();
             assert_eq!(said, alone.acquire_now(&limit, "alice", 1).ok());
-            let entries = block_on(store.entries(&limit, "alice", Now::Store)).expect("lists");
+            let entries = block_on(store.logged(&limit, "alice", Now::Store)).expect("lists");
             assert_eq!(entries.len(), 4);
         }
         let (mut counts, mut due) = (Vec::new(), Vec::new());

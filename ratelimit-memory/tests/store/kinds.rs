@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use ratelimit_core::algorithm::WindowEntry;
+use ratelimit_core::algorithm::LoggedRequest;
 use ratelimit_core::store::{Batch, Check, Op};
 use ratelimit_core::{SyncStore, Timestamp};
 use ratelimit_testkit::block_on;
@@ -23,10 +23,10 @@ fn a_window_log_returns_its_charges_and_their_metadata_oldest_first_until_its_wi
     assert!(!who(b"one too many").expect("decides").allowed());
     let entry = |us, metadata: &[u8]| {
         let timestamp = Timestamp::saturating_from_us(us);
-        WindowEntry { timestamp, cost: 1, metadata: metadata.into() }
+        LoggedRequest { timestamp, cost: 1, metadata: metadata.into() }
     };
     let log = vec![entry(0, b"GET /login"), entry(2_000_000, b""), entry(2_000_000, b"\0\xff")];
-    let entries = || block_on(limiter.entries("a")).expect("decides");
+    let entries = || block_on(limiter.logged("a")).expect("decides");
     clock.advance(Duration::from_micros(58_999_999));
     assert_eq!(entries(), [("log", log), ("fixed", vec![])]);
     clock.advance(Duration::from_micros(1));

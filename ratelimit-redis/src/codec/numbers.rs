@@ -4,7 +4,7 @@
 use std::fmt::Write as _;
 
 use ratelimit_core::Timestamp;
-use ratelimit_core::algorithm::{BucketCount, LogEntry};
+use ratelimit_core::algorithm::{BucketCount, LoggedCost};
 
 /// What is stored as one number after the other.
 pub(crate) trait Numbers: Sized {
@@ -79,7 +79,7 @@ macro_rules! in_fields {
 pub(crate) use in_fields;
 
 in_fields!(BucketCount { start, count });
-in_fields!(LogEntry { timestamp, cost });
+in_fields!(LoggedCost { timestamp, cost });
 
 /// The text of a state: a name and the numbers.
 pub(crate) fn encode_numbers(name: &str, state: &impl Numbers) -> Vec<u8> {

@@ -2,7 +2,7 @@
 //! that many bytes of metadata, of any value.
 
 use ratelimit_core::Timestamp;
-use ratelimit_core::algorithm::{WindowEntry, WindowLogState};
+use ratelimit_core::algorithm::{LoggedRequest, WindowLogState};
 
 use super::{Codec, number, number_before, take_sized};
 
@@ -12,7 +12,7 @@ impl Codec for WindowLogState {
     fn encode(&self) -> Vec<u8> {
         let mut bytes = NAME.to_vec();
         bytes.extend(self.start.as_us().to_string().bytes());
-        for WindowEntry { timestamp, cost, metadata } in &self.entries {
+        for LoggedRequest { timestamp, cost, metadata } in &self.entries {
             let head = format!(" {} {cost} {}:", timestamp.as_us(), metadata.len());
             bytes.extend(head.bytes());
             bytes.extend_from_slice(metadata);
@@ -31,7 +31,7 @@ impl Codec for WindowLogState {
             let (cost, more) = number_before(entry, b' ')?;
             rest = more;
             let (metadata, timestamp) = (take_sized(&mut rest)?, Timestamp::from_us(timestamp)?);
-            entries.push(WindowEntry { timestamp, cost, metadata: metadata.into() });
+            entries.push(LoggedRequest { timestamp, cost, metadata: metadata.into() });
         }
         rest.is_empty().then_some(Self { start, entries })
     }

@@ -7,23 +7,23 @@
 
 use std::sync::Arc;
 
-use ratelimit_core::algorithm::{MAX_INTEGER, WindowEntry};
+use ratelimit_core::algorithm::{LoggedRequest, MAX_INTEGER};
 use ratelimit_core::{ReservationId, Timestamp};
 
 use crate::codec::number;
 use crate::connection::Reply;
-use crate::native::{Entry, EntryStorage};
+use crate::native::{NativeCharge, Storage};
 
 /// The words of a command.
 pub(super) type Words = Vec<Vec<u8>>;
 
 /// The counters' fields or the elements under a key, and the entries that they are, oldest first.
-pub(super) type Found = (Vec<Vec<u8>>, Vec<Entry>);
+pub(super) type Found = (Vec<Vec<u8>>, Vec<NativeCharge>);
 
 /// Parses a reply; `None` if it contains a value that no limit wrote.
-pub(super) fn parsed(storage: EntryStorage, reply: &Reply) -> Option<Found> {
+pub(super) fn parsed(storage: Storage, reply: &Reply) -> Option<Found> {
     let strings = reply.strings()?;
-    if storage != EntryStorage::Counters {
+    if storage != Storage::Counters {
         return strings.iter().map(element).collect();
     }
     let mut counters: Vec<_> = strings.chunks(2).map(counter).collect::<Option<_>>()?;
@@ -32,29 +32,29 @@ pub(super) fn parsed(storage: EntryStorage, reply: &Reply) -> Option<Found> {
 }
 
 /// The counter of this field and value; `None` if it is none.
-pub(super) fn counter(pair: &[&[u8]]) -> Option<(Vec<u8>, Entry)> {
+pub(super) fn counter(pair: &[&[u8]]) -> Option<(Vec<u8>, NativeCharge)> {
     let [field, count] = pair else { return None };
     let since = Timestamp::from_us(number(field)?)?;
     // Concurrent charges add up to less than so much.
     let count = number(count).filter(|count| (1..1 << 62).contains(count))?;
-    Some((field.to_vec(), Entry::plain(since, count.min(MAX_INTEGER))))
+    Some((field.to_vec(), NativeCharge::plain(since, count.min(MAX_INTEGER))))
 }
 
 /// The element of this text; `None` if it is none.
-pub(super) fn element(text: &&[u8]) -> Option<(Vec<u8>, Entry)> {
+pub(super) fn element(text: &&[u8]) -> Option<(Vec<u8>, NativeCharge)> {
     let mut parts = text.splitn(5, |byte| *byte == b' ');
     let since = Timestamp::from_us(number(parts.next()?)?)?;
     let cost = number(parts.next()?).filter(|cost| *cost > 0)?;
     let _id = parts.next()?;
     let timestamp = Timestamp::from_us(number(parts.next()?)?)?;
     let metadata: Arc<[u8]> = parts.next()?.into();
-    let entry = Entry { since, charged: WindowEntry { timestamp, cost, metadata } };
+    let entry = NativeCharge { since, charged: LoggedRequest { timestamp, cost, metadata } };
     Some((text.to_vec(), entry))
 }
 
 /// The text of an element, which its id makes unlike any other.
-pub(super) fn element_of(entry: &Entry, id: ReservationId) -> Vec<u8> {
-    let WindowEntry { timestamp, cost, metadata } = &entry.charged;
+pub(super) fn element_of(entry: &NativeCharge, id: ReservationId) -> Vec<u8> {
+    let LoggedRequest { timestamp, cost, metadata } = &entry.charged;
     let numbers = format!("{} {cost} {id} {} ", entry.since.as_us(), timestamp.as_us());
     [numbers.as_bytes(), &**metadata].concat()
 }
@@ -65,20 +65,20 @@ pub(super) fn command<const N: usize>(words: [&dyn AsRef<[u8]>; N]) -> Words {
 }
 
 /// The command that reads all entries under a key.
-pub(super) fn reading(storage: EntryStorage, key: &str) -> Words {
+pub(super) fn reading(storage: Storage, key: &str) -> Words {
     match storage {
-        EntryStorage::Counters => command([&"HGETALL", &key]),
-        EntryStorage::List => command([&"LRANGE", &key, &"0", &"-1"]),
-        EntryStorage::SortedSet => command([&"ZRANGE", &key, &"0", &"-1"]),
+        Storage::Counters => command([&"HGETALL", &key]),
+        Storage::List => command([&"LRANGE", &key, &"0", &"-1"]),
+        Storage::SortedSet => command([&"ZRANGE", &key, &"0", &"-1"]),
     }
 }
 
 /// The command that removes a field or an element.
-pub(super) fn removal(storage: EntryStorage, key: &str, text: &[u8]) -> Words {
+pub(super) fn removal(storage: Storage, key: &str, text: &[u8]) -> Words {
     match storage {
-        EntryStorage::Counters => command([&"HDEL", &key, &text]),
-        EntryStorage::List => command([&"LREM", &key, &"1", &text]),
-        EntryStorage::SortedSet => command([&"ZREM", &key, &text]),
+        Storage::Counters => command([&"HDEL", &key, &text]),
+        Storage::List => command([&"LREM", &key, &"1", &text]),
+        Storage::SortedSet => command([&"ZREM", &key, &text]),
     }
 }
 
@@ -89,7 +89,7 @@ mod tests {
     fn found(pairs: &[(&str, &str)]) -> Option<Vec<(u64, u64)>> {
         let text = |text: &str| Reply::Text(text.into());
         let items = pairs.iter().flat_map(|(field, count)| [text(field), text(count)]).collect();
-        let (_, found) = parsed(EntryStorage::Counters, &Reply::Array(items))?;
+        let (_, found) = parsed(Storage::Counters, &Reply::Array(items))?;
         Some(found.iter().map(|entry| (entry.since.as_us(), entry.charged.cost)).collect())
     }
 

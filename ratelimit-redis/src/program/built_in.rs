@@ -6,8 +6,8 @@
 
 use ratelimit_core::algorithm::{
     AnyState, BucketCount, BucketedWindowState, ConcurrencyState, FirstRequestState,
-    FixedWindowState, GcraState, LogEntry, MAX_INTEGER, Refill, SlidingCounterState,
-    SlidingLogState, WindowEntry, WindowLogState,
+    FixedWindowState, GcraState, LoggedCost, LoggedRequest, MAX_INTEGER, Refill,
+    SlidingCounterState, SlidingLogState, WindowLogState,
 };
 use ratelimit_core::{
     Algorithm, AnyAlgorithm, BucketedWindow, Concurrency, FirstRequestWindow, FixedWindow, Gcra,
@@ -16,7 +16,7 @@ use ratelimit_core::{
 
 use super::{Keeps, LuaProgram, MAX_PARAMETERS, Program, Stored, Twin};
 use crate::codec::{Codec, Numbers, decode_numbers, encode_numbers, in_fields, number, parts};
-use crate::native::{Entry, EntryStorage, MultiProgram, Native, last_window, sum};
+use crate::native::{MultiProgram, Native, NativeCharge, Storage, last_window, sum};
 
 /// What this crate knows of a built-in algorithm.
 trait BuiltIn: Algorithm {
@@ -64,18 +64,18 @@ macro_rules! counted_in_transactions {
         impl MultiProgram for $algorithm {
             fn native(&self) -> Option<Native> {
                 let window_us = self.window_us();
-                Some(Native { storage: EntryStorage::Counters, window_us })
+                Some(Native { storage: Storage::Counters, window_us })
             }
 
-            fn state(&self, entries: &[Entry]) -> Option<$state> {
+            fn state(&self, entries: &[NativeCharge]) -> Option<$state> {
                 let window_us = self.window_us();
                 let (start, window) = last_window(entries, window_us)?;
                 let count = sum(window).min(self.capacity());
                 Some($state { start, count, ends_us: start.as_us() + window_us })
             }
 
-            fn newest(&self, state: &$state) -> Option<Entry> {
-                Some(Entry::plain(state.start, state.count))
+            fn newest(&self, state: &$state) -> Option<NativeCharge> {
+                Some(NativeCharge::plain(state.start, state.count))
             }
         }
     };
@@ -196,7 +196,7 @@ impl BuiltIn for WindowLog {
     fn of_numbers(numbers: &[u64]) -> Option<WindowLogState> {
         let [start, total] = *numbers else { return None };
         let start = Timestamp::from_us(start)?;
-        let all = WindowEntry { timestamp: start, cost: total, metadata: [].into() };
+        let all = LoggedRequest { timestamp: start, cost: total, metadata: [].into() };
         Some(WindowLogState { start, entries: vec![all] })
     }
 
@@ -224,30 +224,30 @@ impl BuiltIn for WindowLog {
 }
 
 /// Parses an element and the start of its window: `TIMESTAMP COST TOTAL START METADATA`.
-fn window_entry(element: &[u8]) -> Option<(WindowEntry, Timestamp)> {
+fn window_entry(element: &[u8]) -> Option<(LoggedRequest, Timestamp)> {
     let mut parts = element.splitn(5, |byte| *byte == b' ');
     let mut number = || number(parts.next()?);
     let (timestamp, cost, _total, start) = (number()?, number()?, number()?, number()?);
     let metadata = parts.next()?.into();
     Some((
-        WindowEntry { timestamp: Timestamp::from_us(timestamp)?, cost, metadata },
+        LoggedRequest { timestamp: Timestamp::from_us(timestamp)?, cost, metadata },
         Timestamp::from_us(start)?,
     ))
 }
 
 impl MultiProgram for WindowLog {
     fn native(&self) -> Option<Native> {
-        Some(Native { storage: EntryStorage::List, window_us: self.window_us() })
+        Some(Native { storage: Storage::List, window_us: self.window_us() })
     }
 
-    fn state(&self, entries: &[Entry]) -> Option<WindowLogState> {
+    fn state(&self, entries: &[NativeCharge]) -> Option<WindowLogState> {
         let (start, window) = last_window(entries, self.window_us())?;
         let entries = window.into_iter().map(|entry| entry.charged.clone()).collect();
         Some(WindowLogState { start, entries })
     }
 
-    fn newest(&self, state: &WindowLogState) -> Option<Entry> {
-        Some(Entry { since: state.start, charged: state.entries.last()?.clone() })
+    fn newest(&self, state: &WindowLogState) -> Option<NativeCharge> {
+        Some(NativeCharge { since: state.start, charged: state.entries.last()?.clone() })
     }
 }
 
@@ -366,7 +366,7 @@ impl BuiltIn for SlidingLog {
         let newest = members.last()?.1;
         let entry = |(member, score): &(String, u64)| {
             let (cost, _total) = member.split_once(' ')?;
-            Some(LogEntry { timestamp: Timestamp::from_us(*score)?, cost: cost.parse().ok()? })
+            Some(LoggedCost { timestamp: Timestamp::from_us(*score)?, cost: cost.parse().ok()? })
         };
         let live = |(_, score): &&(String, u64)| score.saturating_add(self.window_us()) > newest;
         let entries = members.iter().filter(live).map(entry).collect::<Option<_>>()?;
@@ -384,26 +384,26 @@ impl BuiltIn for SlidingLog {
 
 impl MultiProgram for SlidingLog {
     fn native(&self) -> Option<Native> {
-        Some(Native { storage: EntryStorage::SortedSet, window_us: self.window_us() })
+        Some(Native { storage: Storage::SortedSet, window_us: self.window_us() })
     }
 
     /// One log entry per moment, for all its requests. Where newer ones leave no room for an older
     /// one, it counts no more.
-    fn state(&self, entries: &[Entry]) -> Option<SlidingLogState> {
+    fn state(&self, entries: &[NativeCharge]) -> Option<SlidingLogState> {
         let mut room = self.capacity();
         let moments = entries.chunk_by(|a, b| a.since == b.since).rev();
         let kept = moments.map(|moment| {
             let cost = sum(moment).min(room);
             room -= cost;
-            LogEntry { timestamp: moment[0].since, cost }
+            LoggedCost { timestamp: moment[0].since, cost }
         });
         let mut entries: Vec<_> = kept.take_while(|kept| kept.cost > 0).collect();
         entries.reverse();
         (!entries.is_empty()).then_some(SlidingLogState { entries })
     }
 
-    fn newest(&self, state: &SlidingLogState) -> Option<Entry> {
-        state.entries.last().map(|newest| Entry::plain(newest.timestamp, newest.cost))
+    fn newest(&self, state: &SlidingLogState) -> Option<NativeCharge> {
+        state.entries.last().map(|newest| NativeCharge::plain(newest.timestamp, newest.cost))
     }
 }
 
@@ -486,7 +486,7 @@ macro_rules! built_in {
                 )+ }
             }
 
-            fn state(&self, entries: &[Entry]) -> Option<AnyState> {
+            fn state(&self, entries: &[NativeCharge]) -> Option<AnyState> {
                 match self { $(
                     Self::$algorithm(algorithm) => {
                         Some(algorithm.in_transaction()?.state(entries)?.into())
@@ -494,7 +494,7 @@ macro_rules! built_in {
                 )+ }
             }
 
-            fn newest(&self, state: &AnyState) -> Option<Entry> {
+            fn newest(&self, state: &AnyState) -> Option<NativeCharge> {
                 match self { $(
                     Self::$algorithm(algorithm) => {
                         algorithm.in_transaction()?.newest(state.try_into().ok()?)

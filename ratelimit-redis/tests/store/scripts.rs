@@ -4,7 +4,7 @@
 use std::collections::HashSet;
 
 use ratelimit_core::RateLimiter;
-use ratelimit_core::store::{EntryStore, Reservation};
+use ratelimit_core::store::{LogStore, Reservation};
 use ratelimit_memory::MemoryStore;
 use ratelimit_redis::LuaProgram;
 
@@ -339,14 +339,14 @@ async fn the_entries_of_a_log_have_their_metadata_until_its_window_is_over() {
             }
         }
         for (log, us) in logs.iter().flat_map(|log| [4, 5_000, 5_001, 10_000].map(|us| (log, us))) {
-            let due = memory.entries(log, "a", at(us)).await.expect("reads");
+            let due = memory.logged(log, "a", at(us)).await.expect("reads");
             // An attempt is charged where it was not denied, too.
             let charged = 3 + usize::from(is_native && log.name() == "wide");
             assert_eq!(due.len(), if us < 5_001 { charged } else { 0 }, "{us}");
             let mut read =
-                vec![lua.entries(log, "a", at(us)).await, cas.entries(log, "a", at(us)).await];
+                vec![lua.logged(log, "a", at(us)).await, cas.logged(log, "a", at(us)).await];
             if is_native {
-                read.push(multi.entries(log, "a", at(us)).await);
+                read.push(multi.logged(log, "a", at(us)).await);
             }
             assert!(read.into_iter().all(|entries| entries.expect("reads") == due), "{us}");
         }

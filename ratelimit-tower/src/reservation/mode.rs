@@ -18,9 +18,9 @@ use super::{Hold, Meter, Reserving, SettledBody, grpc_status};
 use crate::caller::IdentifiedCaller;
 use crate::fields::BusyWait;
 use crate::gate::Gate;
-use crate::mode::{GateResult, Grant, LayerMode};
+use crate::mode::{GateResult, Grant, LayerMode, Sealed};
 
-#[allow(private_interfaces, reason = "other crates use no more than the names")]
+#[allow(private_interfaces, reason = "in methods that the documentation hides")]
 impl<S: Store<A> + 'static, A: Quota + 'static> LayerMode<S, A> for Reserving {
     type Grant = Underway;
 
@@ -84,6 +84,9 @@ pub struct Underway {
     mode: Reserving,
     reservation: Option<Arc<OpenReservation>>,
 }
+
+impl Sealed for Reserving {}
+impl Sealed for Underway {}
 
 impl Grant for Underway {
     type Body<B> = SettledBody<B>;

@@ -1,6 +1,6 @@
 //! The policies that chapters show: each document reads, and says what the Rust beside it says.
 
-use ratelimit_core::store::EntryStore;
+use ratelimit_core::store::LogStore;
 use ratelimit_core::{
     AnyAlgorithm, FirstRequestWindow, Limits, RateLimiter, SlidingLog, Store, TokenBucket, Verdict,
     WindowLog,
@@ -14,14 +14,14 @@ fn incr_expire() -> Result<Limits<AnyAlgorithm>, Error> {
     Ok(limits)
 }
 
-async fn list<S: EntryStore<AnyAlgorithm>>(
+async fn list<S: LogStore<AnyAlgorithm>>(
     store: S,
 ) -> Result<(Verdict, Limits<AnyAlgorithm>), Error> {
     let limits = Limits::builder().limit("downloads", WindowLog::per_minute(10)).build()?;
     let limiter = RateLimiter::new(limits, store);
 
     let verdict = limiter.request("alice").metadata(b"192.0.2.7").check().await?;
-    for (limit, entries) in limiter.entries("alice").await? {
+    for (limit, entries) in limiter.logged("alice").await? {
         println!("{limit}: {} requests", entries.len());
     }
     Ok((verdict, limiter.limits().clone()))
