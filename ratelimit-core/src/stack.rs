@@ -26,10 +26,10 @@ use crate::timestamp::Timestamp;
 /// A stack is charged as a whole or not at all, so it cannot [count
 /// attempts](crate::Limit::count_attempts): keep a limit that does beside it, in the same batch.
 ///
-/// Several named limits do the same and say which of them denied; take them first. A batch looks up
-/// a state per limit and allocates its answer, so in memory three named limits take 1.5 to 1.8 times
-/// as long as a stack of three: that is what a stack is for. A limit that keeps entries is copied at
-/// each charge.
+/// Several named limits do the same and say which of them denied; take them first. A batch looks
+/// up a state per limit and allocates its answer, so in memory three named limits take 1.5 to 1.8
+/// times as long as a stack of three: that is what a stack is for. A limit that keeps entries is
+/// copied at each charge.
 ///
 /// ```
 /// use ratelimit_core::{Algorithm, Gcra, Stack, Timestamp};

@@ -33,9 +33,12 @@ struct Layers {
 /// The files of a crate's root.
 const ROOTS: [&str; 2] = ["lib.rs", "main.rs"];
 
-/// The modules after this path that a line uses.
+/// The modules after this path that a line uses. What a macro names by `$crate` is used where the
+/// macro is.
 fn uses<'l>(line: &'l str, path: &str) -> impl Iterator<Item = &'l str> {
-    line.split(path).skip(1).flat_map(|rest| {
+    let paths = line.match_indices(path).filter(|(at, _)| !line[..*at].ends_with('$'));
+    paths.flat_map(move |(at, found)| {
+        let rest = line[at + found.len()..].split(path).next().unwrap_or_default();
         let all = rest.strip_prefix('{').unwrap_or(rest.split(',').next().unwrap_or_default());
         all.split(',').filter_map(|one| words(one).next())
     })
