@@ -19,6 +19,9 @@ pub(crate) struct Settings {
     pub(crate) password: Option<String>,
     pub(crate) database: u32,
     pub(crate) resp3: bool,
+    /// Whether it is of a cluster.
+    #[cfg_attr(not(feature = "fred"), allow(dead_code, reason = "the client redis copes"))]
+    pub(crate) is_cluster: bool,
     /// The TLS configuration, for an encrypted connection.
     pub(crate) tls: Option<Tls>,
     /// A connection that owes replies and gives none for so long is replaced.

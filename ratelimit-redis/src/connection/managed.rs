@@ -63,6 +63,7 @@ impl RedisConnection {
             password: url.password.clone(),
             database: url.database,
             resp3: url.options.resp3,
+            is_cluster: url.kind == Kind::Cluster,
             tls,
             limit,
             runtime,

@@ -7,7 +7,7 @@ use std::fmt::Write;
 use std::io;
 use std::net::SocketAddr;
 use std::pin::pin;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use fred::bytes::BytesMut;
@@ -45,6 +45,8 @@ pub(crate) struct Node {
     /// How many requests began, and how many were answered.
     begun: AtomicU64,
     answered: AtomicU64,
+    /// Whether the server is known to serve its part of a cluster, if it is of one.
+    serves: AtomicBool,
     /// Without a listener the client logs each error, with all that the server said about a login.
     _listens: Receiver<(Error, Option<Server>)>,
 }
@@ -83,16 +85,43 @@ impl Node {
             ended,
             begun: AtomicU64::new(0),
             answered: AtomicU64::new(0),
+            serves: AtomicBool::new(!endpoint.settings.is_cluster),
             _listens: listens,
         };
         // The client reports a connection that was closed at once as connected.
-        match node.send(false, Commands::One(&[Argument::Text("PING")])).await {
+        match node.exchange(false, Commands::One(&[Argument::Text("PING")])).await {
             Ok(_) | Err(RedisError::Server { .. }) => Ok(node),
             Err(_) => Err(cut_off(endpoint, address).await),
         }
     }
 
     pub(crate) async fn send(&self, asking: bool, commands: Commands<'_>) -> Result<Reply> {
+        let asks_owners = matches!(commands, Commands::One([Argument::Text("CLUSTER"), ..]));
+        if !asks_owners && !self.serves.load(Ordering::Acquire) {
+            Box::pin(self.check_cluster()).await?;
+        }
+        self.exchange(asking, commands).await
+    }
+
+    /// Checks once whether the cluster serves. The client ends a connection over a `CLUSTERDOWN`,
+    /// and of all that waits there, none can tell whether it was executed: so nothing is sent
+    /// before the cluster is up, as far as this server knows.
+    async fn check_cluster(&self) -> Result<()> {
+        let words = ["CLUSTER", "INFO"].map(Argument::Text);
+        match self.exchange(false, Commands::One(&words)).await {
+            Ok(Reply::Text(info)) if info.windows(18).any(|part| part == b"cluster_state:fail") => {
+                Err(self.peer.error("CLUSTERDOWN", "The cluster is down"))
+            }
+            // A user without permission for it goes without.
+            Ok(_) | Err(RedisError::Server { .. }) => {
+                self.serves.store(true, Ordering::Release);
+                Ok(())
+            }
+            Err(error) => Err(error.of_a_lookup()),
+        }
+    }
+
+    async fn exchange(&self, asking: bool, commands: Commands<'_>) -> Result<Reply> {
         // A client whose task has ended still accepts requests, and never answers them.
         if self.ended.is_cancelled() {
             return Err(self.peer.unreachable("the connection has ended"));
