@@ -2,8 +2,8 @@
 //!
 //! Callers never do it themselves: they wait for the task as long as they like, and giving up does
 //! not affect it. It ends when an attempt has succeeded, or has failed quickly and no caller waits,
-//! or when its owner is dropped. A task on a [`Home`] that the store has left is replaced, and so is
-//! one that has panicked.
+//! or when its owner is dropped. A task is replaced if the store has left its [`Home`], or if it
+//! has panicked.
 
 use std::future::Future;
 use std::pin::pin;
