@@ -3,6 +3,7 @@
 //! `RATELIMIT_SIMULATION_SEEDS=7`, `=1,5,9` or `=0..500` chooses other seeds.
 #![allow(clippy::expect_used, clippy::panic, missing_docs, reason = "tests")]
 
+mod allotments;
 mod conformance;
 mod exact;
 mod fleet;
