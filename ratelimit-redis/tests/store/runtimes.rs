@@ -176,7 +176,7 @@ async fn a_named_runtime_that_does_not_run_is_named_in_the_error(client: Client)
     let store = named_in(PATIENCE).connect_lazy(&server.url()).expect("a URL");
     let (its_store, its_limit) = (store.clone(), limit.clone());
     aside(move || {
-        drop((named.block_on(remaining_after_acquire(&its_store, &its_limit, "a")), named))
+        drop((named.block_on(remaining_after_acquire(&its_store, &its_limit, "a")), named));
     })
     .await;
     assert_eq!(remaining_after_acquire(&store, &limit, "a").await, 998);
