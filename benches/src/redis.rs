@@ -8,6 +8,7 @@
 //! - `buckets`: the same for ways to keep a bucketed window, beside the pattern that it comes from.
 //! - `throughput`: decisions per second and how long one takes, beside each client's own plain loop
 //!   over a script, and for one key beside the floor of merging.
+//! - `way`: requests that share calls beside requests that go alone, over ways of several lengths.
 //! - `nodes`: the same over one, two and three nodes of a cluster.
 //! - `attack`: the calls that reach the server, and its time, while all ask for one key that is
 //!   denied.
@@ -26,6 +27,7 @@ mod situation;
 #[allow(clippy::expect_used, clippy::panic)]
 mod tests;
 mod throughput;
+mod way;
 
 use clap::ValueEnum;
 
@@ -39,6 +41,7 @@ pub(crate) enum RedisPart {
     Cpu,
     Buckets,
     Throughput,
+    Way,
     Nodes,
     Attack,
 }
@@ -59,6 +62,7 @@ pub(crate) fn run(options: &Options<RedisPart>) -> Fallible {
                 RedisPart::Cpu => cpu::run(&mut lab).await?,
                 RedisPart::Buckets => buckets::run(&mut lab).await?,
                 RedisPart::Throughput => throughput::run(&mut lab).await?,
+                RedisPart::Way => way::run(&mut lab).await?,
                 RedisPart::Nodes => nodes::run(&mut lab).await?,
                 RedisPart::Attack => attack::run(&mut lab).await?,
             }

@@ -30,7 +30,7 @@ const TASKS: [usize; 4] = [1, 16, 256, 1_024];
 const KEYS: [(usize, Spread); 3] =
     [(1, Spread::Uniform), (10_000, Spread::TenHot), (100_000, Spread::Uniform)];
 /// Callers drawn for a run, which all tasks go through from different places.
-const DRAWN: usize = 1 << 17;
+pub(super) const DRAWN: usize = 1 << 17;
 /// The earlier charge of every caller, which takes hours to refill.
 const CHARGED: u64 = 1_000_000;
 /// So many are charged at the same time.
@@ -47,7 +47,11 @@ impl<S: Store<Gcra>> OurStore<S> {
     }
 
     /// Decides by limits of these names, each for an identifier, or for the only one.
-    fn of_limits(numbers: ScriptNumbers, store: S, limits: &[NamedLimit]) -> Fallible<Self> {
+    pub(super) fn of_limits(
+        numbers: ScriptNumbers,
+        store: S,
+        limits: &[NamedLimit],
+    ) -> Fallible<Self> {
         let gcra = Gcra::new(Rate::per_us(1, numbers.interval_us)?, numbers.burst)?;
         let limit = |(name, by): &NamedLimit| Limit::new(name, gcra)?.by(*by);
         let limits = limits.iter().map(limit).collect::<Result<Vec<_>, _>>()?;
@@ -65,11 +69,11 @@ impl<S: Store<Gcra> + 'static> Decides for OurStore<S> {
 }
 
 /// A limit's name, and the identifier that it is kept for.
-type NamedLimit = (&'static str, Option<&'static str>);
+pub(super) type NamedLimit = (&'static str, Option<&'static str>);
 
-const ONE: [NamedLimit; 1] = [("limit", None)];
+pub(super) const ONE: [NamedLimit; 1] = [("limit", None)];
 /// One of them is for all callers.
-const THREE: [NamedLimit; 3] =
+pub(super) const THREE: [NamedLimit; 3] =
     [("first", Some("all")), ("second", Some("caller")), ("third", Some("caller"))];
 
 /// Measures the store by each client beside that client's loop.

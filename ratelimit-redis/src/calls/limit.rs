@@ -2,32 +2,37 @@
 //!
 //! As many as keep the server busy, and not more: a request that waits shares a call, which costs
 //! the server less. While a call takes mostly work, two suffice: the server decides one, and the
-//! client prepares the other. While it takes mostly its way, more do. *TCP Vegas* (Brakmo and
-//! Peterson, 1995) tells them apart: of `n` calls that take `t` each, where the quickest took `t₀`,
-//! `n (t - t₀) / t` wait at the server.
+//! client prepares the other. While it takes mostly its way, more do.
+//!
+//! A call that takes longer than its way and its own work has waited. A call of one request that
+//! has the way for itself shows how long the way is. A busy store has no such call, so it holds the
+//! others back for one now and then, as *BBR* does (Cardwell et al., 2016: `ProbeRTT`).
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use tokio::sync::Semaphore;
-use tokio::time::{Instant, timeout_at};
+use tokio::time::{Instant, timeout, timeout_at};
 
 use crate::deadline::Deadline;
 
 /// The fewest and the most calls at once.
-const FEWEST: usize = 2;
-const MOST: usize = 256;
-/// How many calls wait at a busy server: with fewer, one more is let out; with more, one fewer.
-const FEW_WAIT: u128 = 1;
-const MANY_WAIT: u128 = 2;
-/// For how long the quickest call counts. The way may change.
-const COUNTS: Duration = Duration::from_secs(10);
+const FEWEST: u16 = 2;
+const MOST: u16 = 256;
+/// A call of fewer requests and states does not show what each costs.
+const MANY: u32 = 16;
+/// When a store first measures the way: its first calls are slow.
+const FIRST_MEASURED: Duration = Duration::from_millis(20);
+/// How often it measures the way, which may change.
+const MEASURED_EVERY: Duration = Duration::from_secs(10);
 
 /// How many calls may be out at once.
 #[derive(Debug)]
 pub(crate) struct CallLimit {
     permits: Semaphore,
+    /// How many calls are out.
+    out: AtomicUsize,
     /// Permits that were replaced because a call did not end: a caller may keep its future and no
     /// longer poll it.
     replaced: AtomicUsize,
@@ -37,20 +42,27 @@ pub(crate) struct CallLimit {
 /// What is known of the way to the server.
 #[derive(Debug)]
 struct Way {
-    most: usize,
-    /// The quickest call of this span and of the one before.
-    quickest: [Duration; 2],
-    since: Instant,
+    /// How many calls may be out.
+    most: u16,
     /// When `most` was last changed. Calls that began before say nothing of it.
     changed: Instant,
+    /// The quickest call since the way was last measured.
+    quickest: Duration,
+    /// The least time that a call since then took longer than the quickest, per request and state.
+    work: Option<Duration>,
+    /// When the way is next measured.
+    measured_at: Instant,
 }
 
 impl Default for CallLimit {
     fn default() -> Self {
-        let (quickest, now) = ([Duration::MAX; 2], Instant::now());
-        let way = Way { most: FEWEST, quickest, since: now, changed: now };
+        let now = Instant::now();
+        let measured_at = now + FIRST_MEASURED;
+        let (quickest, work) = (Duration::MAX, None);
+        let way = Way { most: FEWEST, changed: now, quickest, work, measured_at };
         Self {
-            permits: Semaphore::new(FEWEST),
+            permits: Semaphore::new(FEWEST.into()),
+            out: AtomicUsize::new(0),
             replaced: AtomicUsize::new(0),
             way: Mutex::new(way),
         }
@@ -64,13 +76,17 @@ impl CallLimit {
         Some(self.permit(deadline))
     }
 
-    /// Lets a call out, at the latest when a quarter of this deadline is over.
+    /// Lets a call out, at the latest when a quarter of this deadline is over. If it is time to
+    /// measure the way, the call has it for itself, and carries one request.
     pub(crate) async fn acquire(self: &Arc<Self>, deadline: Deadline) -> Permit {
         match timeout_at(deadline.quarter_time(), self.permits.acquire()).await {
             Ok(Ok(permit)) => permit.forget(),
             _ => _ = self.replaced.fetch_add(1, Ordering::Relaxed),
         }
-        self.permit(deadline)
+        let others = self.hold_back(deadline.given() / 4).await;
+        let mut permit = self.permit(deadline);
+        permit.others = others;
+        permit
     }
 
     /// How many more calls may be let out at once.
@@ -78,9 +94,40 @@ impl CallLimit {
         self.permits.available_permits()
     }
 
+    /// Holds back so many other calls if it is time to measure the way, once those that are out
+    /// have ended.
+    async fn hold_back(&self, patience: Duration) -> u16 {
+        let (others, patience) = {
+            let (mut way, now) = (self.way(), Instant::now());
+            if now < way.measured_at {
+                return 0;
+            }
+            (way.measured_at, way.changed) = (now + MEASURED_EVERY, now);
+            (way.most - 1, way.quickest.saturating_mul(4).min(patience))
+        };
+        // A call that does not end soon may never do so.
+        match timeout(patience, self.permits.acquire_many(others.into())).await {
+            Ok(Ok(permits)) => permits.forget(),
+            _ => return 0,
+        }
+        // More than half as many have to show again that they do not wait.
+        let mut way = self.way();
+        way.most = FEWEST.max(way.most / 2);
+        way.most - 1
+    }
+
     fn permit(self: &Arc<Self>, deadline: Deadline) -> Permit {
-        let (limit, patience) = (Arc::clone(self), deadline.given() / 4);
-        Permit { limit, begun: Instant::now(), patience, is_shared: false, has_landed: false }
+        let is_alone = self.out.fetch_add(1, Ordering::Relaxed) == 0;
+        Permit {
+            limit: Arc::clone(self),
+            begun: Instant::now(),
+            patience: deadline.given() / 4,
+            is_alone,
+            others: 0,
+            parts: 1,
+            is_shared: false,
+            has_landed: false,
+        }
     }
 
     fn way(&self) -> MutexGuard<'_, Way> {
@@ -95,15 +142,28 @@ pub(crate) struct Permit {
     begun: Instant,
     /// After so long, another call may have replaced it.
     patience: Duration,
+    /// Whether no other call was out when it began.
+    is_alone: bool,
+    /// So many other calls are held back until it ends.
+    others: u16,
+    /// How many requests and states it carries.
+    parts: u32,
     /// Whether it carries several requests because no more calls may be out.
     is_shared: bool,
     has_landed: bool,
 }
 
 impl Permit {
-    /// The call carries so many requests.
-    pub(crate) fn carries(&mut self, requests: usize) {
+    /// Whether the call measures the way, and so carries one request.
+    pub(crate) const fn measures(&self) -> bool {
+        self.others > 0
+    }
+
+    /// The call carries so many requests with so many states.
+    pub(crate) fn carries(&mut self, requests: usize, states: usize) {
+        self.parts = u32::try_from(requests + states).unwrap_or(u32::MAX);
         self.is_shared = requests > 1 && self.limit.free() == 0;
+        self.is_alone &= requests == 1;
     }
 
     /// The server has answered: the call says how long the way is.
@@ -115,15 +175,13 @@ impl Permit {
 impl Drop for Permit {
     fn drop(&mut self) {
         let took = self.begun.elapsed();
-        let let_out = if self.has_landed {
-            self.limit.way().landed(self.begun, took, self.is_shared)
-        } else {
-            1
-        };
+        self.limit.out.fetch_sub(1, Ordering::Relaxed);
+        let let_out = if self.has_landed { self.limit.way().landed(self, took) } else { 1 };
         let one_fewer = |replaced: usize| replaced.checked_sub(1);
         let (set, get) = (Ordering::Relaxed, Ordering::Relaxed);
         let is_replaced =
             took >= self.patience && self.limit.replaced.fetch_update(set, get, one_fewer).is_ok();
+        let let_out = usize::from(let_out + self.others);
         self.limit.permits.add_permits(let_out.saturating_sub(usize::from(is_replaced)));
     }
 }
@@ -131,27 +189,31 @@ impl Drop for Permit {
 impl Way {
     /// Notes how long a call took. Returns how many calls its end lets out: one, unless the server
     /// has more to do than it should, or less.
-    fn landed(&mut self, begun: Instant, took: Duration, is_shared: bool) -> usize {
-        let now = begun + took;
-        if now.saturating_duration_since(self.since) >= COUNTS {
-            self.quickest = [Duration::MAX, self.quickest[0]];
-            self.since = now;
+    fn landed(&mut self, call: &Permit, took: Duration) -> u16 {
+        let now = call.begun + took;
+        if call.is_alone && (call.measures() || now >= self.measured_at) {
+            (self.quickest, self.work) = (took, None);
+            self.measured_at = now + MEASURED_EVERY;
         }
-        self.quickest[0] = self.quickest[0].min(took);
-        if !is_shared || begun < self.changed {
+        if took <= self.quickest {
+            self.quickest = took;
             return 1;
         }
-        let quickest = self.quickest[0].min(self.quickest[1]);
-        // In parts of a call's time, without a division.
-        let (waits, one) =
-            (took.saturating_sub(quickest).as_nanos() * self.most as u128, took.as_nanos());
-        let more = match waits {
-            _ if waits * 2 < one * FEW_WAIT => self.most / 2,
-            _ if waits < one * FEW_WAIT => 1,
-            _ => 0,
+        if !call.is_shared || call.begun < self.changed {
+            return 1;
+        }
+        let longer = took.saturating_sub(self.quickest);
+        if call.parts >= MANY {
+            let each = longer / call.parts;
+            self.work = Some(self.work.map_or(each, |work| work.min(each)));
+        }
+        let own = self.work.map_or(Duration::ZERO, |work| work * call.parts);
+        let waited = longer.saturating_sub(own);
+        let (more, fewer) = if waited * 8 < self.quickest {
+            ((self.most / 2).min(MOST - self.most), 0)
+        } else {
+            (0, u16::from(waited * 2 > self.quickest && self.most > FEWEST))
         };
-        let more = more.min(MOST - self.most);
-        let fewer = usize::from(waits > one * MANY_WAIT && self.most > FEWEST);
         if more + fewer > 0 {
             self.most = self.most + more - fewer;
             self.changed = now;

@@ -166,6 +166,11 @@ impl Load {
         self.requests
     }
 
+    /// How many states they have.
+    pub(crate) const fn states(&self) -> usize {
+        self.states
+    }
+
     /// From here on, its requests may be charged.
     pub(crate) fn depart(&mut self) {
         let answers = self.groups.iter_mut().flat_map(|group| &mut group.answers);

@@ -40,14 +40,15 @@ pub(super) async fn run<C: Connection>(
         let mut permit = limit.acquire(first.deadline).await;
         let (mut load, mut next, now) = (Load::default(), Some(first), Instant::now());
         // As many calls as may be out share what waits.
-        let mut share = (1 + waiting.len()).div_ceil(1 + limit.free());
+        let all = (1 + waiting.len()).div_ceil(1 + limit.free());
+        let mut share = if permit.measures() { 1 } else { all };
         while let Some(request) = next {
             left = load.add(request, now);
             share -= 1;
             next = if left.is_some() || share == 0 { None } else { waiting.try_recv().ok() };
         }
         let (Some(deadline), Some(inner)) = (load.deadline, inner.upgrade()) else { continue };
-        permit.carries(load.requests());
+        permit.carries(load.requests(), load.states());
         load.depart();
         tokio::spawn(async move {
             if inner.send(load, deadline).await {

@@ -24,6 +24,8 @@ const TASKS: u32 = 200;
 /// How many turns a task makes at first, in which the store learns the way, and then.
 const LEARNS: u32 = 24;
 const TURNS: u32 = 8;
+/// The shortest time in which it learns: a busy store measures the way more than once.
+const LEARNS_FOR: Duration = Duration::from_secs(11);
 
 /// A way of this length to a server that executes one call after the other. The way holds no call
 /// back.
@@ -96,7 +98,8 @@ fn count_decided(merges: bool, way: Duration, limits: &[&str]) -> u32 {
         let builder = RedisStore::builder().merge(merges).deadline(Duration::from_secs(600));
         let store = Rc::new(builder.over(connection).expect("a plain prefix"));
         let (turn, limits) = (way + TASKS * (PER_KEY + PER_CALL / 4), Rc::new(limits));
-        let (begin, decided) = (Instant::now() + turn * LEARNS, Rc::new(Cell::new(0)));
+        let (begin, decided) =
+            (Instant::now() + LEARNS_FOR.max(turn * LEARNS), Rc::new(Cell::new(0)));
         let end = begin + turn * TURNS;
         let tasks: Vec<_> = (0..TASKS)
             .map(|task| {
