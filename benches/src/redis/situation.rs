@@ -96,7 +96,16 @@ impl Situation {
         charges: Vec<(u64, Duration)>,
     ) -> Fallible<Self> {
         let limits = peers::limits(limits)?;
-        Ok(Self { name, admits, limits, charges, cost: 1, costs: 1, by_id: false, is_settled: false })
+        Ok(Self {
+            name,
+            admits,
+            limits,
+            charges,
+            cost: 1,
+            costs: 1,
+            by_id: false,
+            is_settled: false,
+        })
     }
 
     /// One limit by this algorithm.

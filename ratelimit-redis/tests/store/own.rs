@@ -195,8 +195,7 @@ async fn a_program_with_anothers_name_is_refused() {
     };
     // The token bucket is GCRA by its other name.
     for name in ratelimit_core::AnyAlgorithm::NAMES.iter().filter(|name| **name != "token-bucket") {
-        let program =
-            Box::leak(Box::new(Program::of_entries(name, &[], DENIES, Keeps::Numbers)));
+        let program = Box::leak(Box::new(Program::of_entries(name, &[], DENIES, Keeps::Numbers)));
         let mine = named("mine", Called(program, false));
         // Before the built-in one has been used, and after.
         let store = plain(&server).await;

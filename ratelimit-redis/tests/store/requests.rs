@@ -250,3 +250,19 @@ async fn a_transaction_gives_each_key_a_life_once_the_one_before_has_ended() {
     });
     join_all(lives).await;
 }
+
+/// The clock goes back after a refund of the newest entry.
+#[tokio::test]
+async fn after_a_refund_a_log_counts_no_entry_that_had_ended() {
+    let server = server();
+    let (store, log) = (plain(&server).await, limit("log", "sliding-log 5/s"));
+    let one = [(&log, "a", 1)];
+    let at_ms = |ms: u64| at(1_795_218_392_000_000 + ms * 1_000);
+    for (ms, op) in
+        [(0, Op::Acquire), (500, Op::Acquire), (1_200, Op::Acquire), (1_200, Op::Refund)]
+    {
+        let _ = apply_at(&store, &one, op, None, at_ms(ms)).await.expect("decides");
+    }
+    let verdict = apply_at(&store, &one, Op::Peek, None, at_ms(600)).await.expect("reads");
+    assert_eq!(verdict.remaining(), 3);
+}
