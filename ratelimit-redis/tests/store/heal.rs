@@ -239,6 +239,25 @@ async fn a_key_that_others_always_change_is_skipped() {
     assert_eq!((healed.skipped, healed.states.len()), (1, 1), "{healed:?}");
 }
 
+/// Another client resets the key between the healing's look and its write.
+#[tokio::test]
+async fn a_state_that_has_changed_meanwhile_is_left() {
+    let (server, limits) = (server(), limits(&["gcra"], ""));
+    let quiet = plain(&server).await;
+    let _ = apply(&quiet, &limits, "alice", (Op::Acquire, 7, later(24))).await;
+    let needed = (quiet, limits.clone());
+    let connection =
+        meddled(&server).await.before_with(needed, |(aside, limits), words| async move {
+            if words.has_any(&["heal"]) {
+                let _ = apply(&aside, &limits, "alice", (Op::Reset, 0, Now::Store)).await;
+            }
+            Fate::Sent
+        });
+    let store = over(RedisStore::builder(), connection);
+    let _ = store.heal(&limits, HealOptions::default()).await.expect("it answers");
+    assert_eq!(keys(&server), [""; 0]);
+}
+
 #[tokio::test]
 async fn a_clock_that_differs_from_the_programs_or_cannot_be_is_reported() {
     let (server, clock) = RedisServer::start_with_clock().expect("a server and cc");

@@ -140,3 +140,19 @@ async fn a_request_that_breaks_off_anywhere_and_is_repeated_counts_once() {
     }
     assert!(broken > 250, "{broken} of {cases}");
 }
+
+/// Another caller may have the place of the lease that ended.
+#[tokio::test]
+async fn a_renewal_is_refused_if_one_of_its_leases_has_ended() {
+    let server = server();
+    let store = plain(&server).await;
+    let (short, long) = (limit("short", "concurrency 3/1s"), limit("long", "concurrency 3/1h"));
+    let both = [(&short, "a", 1), (&long, "a", 1)];
+    let begins_us = 1_795_218_392_000_000;
+    let _ = apply_at(&store, &both, Op::Acquire, Some(7), at(begins_us)).await.expect("decides");
+    let kept = tell(&server, &["GET", &store.reservation_key(&long, "a", ReservationId::new(7))]);
+    let renewed = apply_at(&store, &both, Op::Renew, Some(7), at(begins_us + 2_000_000)).await;
+    fails(renewed, ErrorKind::Ended, "");
+    let left = tell(&server, &["GET", &store.reservation_key(&long, "a", ReservationId::new(7))]);
+    assert_eq!(left, kept);
+}

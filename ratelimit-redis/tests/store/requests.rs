@@ -258,8 +258,7 @@ async fn after_a_refund_a_log_counts_no_entry_that_had_ended() {
     let (store, log) = (plain(&server).await, limit("log", "sliding-log 5/s"));
     let one = [(&log, "a", 1)];
     let at_ms = |ms: u64| at(1_795_218_392_000_000 + ms * 1_000);
-    for (ms, op) in
-        [(0, Op::Acquire), (500, Op::Acquire), (1_200, Op::Acquire), (1_200, Op::Refund)]
+    for (ms, op) in [(0, Op::Acquire), (500, Op::Acquire), (600, Op::Acquire), (1_200, Op::Refund)]
     {
         let _ = apply_at(&store, &one, op, None, at_ms(ms)).await.expect("decides");
     }
