@@ -170,8 +170,8 @@ async fn a_strict_store_refuses_batches_across_slots() {
 #[tokio::test]
 async fn a_returned_charge_leaves_other_clients_charges() {
     let (server, user) = (server(), seldom());
-    // Without an id by the script, and with one by comparison.
-    for (place, id) in [(0, None), (1, Some(7))] {
+    // Without an id and with one by the script, and with one by comparison.
+    for (place, id) in [(0, None), (0, Some(7)), (1, Some(7))] {
         let charges_back =
             |limit: &Limit<AnyAlgorithm>| limit.algorithm().reservation_us().is_some();
         for address in every(20).into_iter().filter(|limit| id.is_none() || charges_back(limit)) {
