@@ -4,7 +4,7 @@ use std::borrow::Cow;
 use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
-use ratelimit_core::algorithm::{InMemory, Recovery, Step};
+use ratelimit_core::algorithm::{InMemory, LoggedRequest, Recovery, Step};
 use ratelimit_core::for_memory::Compact;
 use ratelimit_core::store::Reservation;
 use ratelimit_core::{Algorithm, ManualClock, Timestamp};
@@ -101,6 +101,11 @@ impl<A: Algorithm> Algorithm for Trapped<A> {
         Parameter recovery() -> Option<Recovery>;
         Parameter metadata_bytes() -> Option<usize>;
         Annotate annotate(state: &mut A::State, metadata: &[u8]);
+    }
+
+    fn logged<'s>(&self, state: &'s A::State, now: Timestamp) -> &'s [LoggedRequest] {
+        passes(Part::Parameter);
+        self.0.logged(state, now)
     }
 }
 
