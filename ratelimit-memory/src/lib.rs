@@ -78,7 +78,7 @@
 //!
 //! To list the callers denied most often, wrap the store in `TopDenied` of the crate
 //! `ratelimit-layers`. For a value that owns a lease, see
-//! [`RateLimiter::lease_now`](ratelimit_core::RateLimiter::lease_now).
+//! [`Request::lease_now`](ratelimit_core::Request::lease_now).
 //!
 //! # Without an operating system
 //!
