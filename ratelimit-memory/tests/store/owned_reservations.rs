@@ -436,10 +436,10 @@ enum Fate {
 async fn however_an_operation_ends_what_was_said_last_is_charged() {
     const FATES: [Fate; 4] =
         [Fate::Answered, Fate::DroppedUnsent, Fate::DroppedUnanswered, Fate::Lost];
-    // What is charged if it is dropped then, or committed at 7; `commit` ends it.
+    // What is charged if it is dropped then, or settled at 7; `settle` ends it.
     for (op, dropped) in [("reserve", 40), ("commit", 10), ("extend", 60), ("renew", 40)] {
         for fate in FATES {
-            for commits in [false, true] {
+            for settles in [false, true] {
                 let (store, _) = store(|builder| builder);
                 let limits = Limits::new([limit("l", BUCKET)]).expect("limits");
                 let store = Far { store, loses: false.into() };
@@ -470,19 +470,19 @@ async fn however_an_operation_ends_what_was_said_last_is_charged() {
                 }
                 let due = match (&held, op) {
                     (None, "reserve") => 0,
-                    (Some(_), _) if commits => 7,
+                    (Some(_), _) if settles => 7,
                     // An extension without an answer is not one.
                     (Some(_), "extend") if fate != Fate::Answered => 40,
                     _ => dropped,
                 };
                 match held {
-                    Some(reservation) if commits => _ = reservation.settle(7).await,
+                    Some(reservation) if settles => _ = reservation.settle(7).await,
                     held => drop(held),
                 }
                 sleep(Duration::from_secs(30)).await;
                 let left =
                     limiter.request("alice").cost(0).peek().await.expect("decides").remaining();
-                assert_eq!(100 - left, due, "{op}, {fate:?}, then commits: {commits}");
+                assert_eq!(100 - left, due, "{op}, {fate:?}, then settles: {settles}");
             }
         }
     }
