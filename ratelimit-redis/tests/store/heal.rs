@@ -247,7 +247,7 @@ async fn a_state_that_has_changed_meanwhile_is_left() {
     let _ = apply(&quiet, &limits, "alice", (Op::Acquire, 7, later(24))).await;
     let needed = (quiet, limits.clone());
     let connection =
-        meddled(&server).await.before_with(needed, |(aside, limits), words| async move {
+        meddling_connection(&server).await.before_with(needed, |(aside, limits), words| async move {
             if words.has_any(&["heal"]) {
                 let _ = apply(&aside, &limits, "alice", (Op::Reset, 0, Now::Store)).await;
             }
