@@ -199,7 +199,7 @@ impl Way {
             self.quickest = took;
             return 1;
         }
-        if !call.is_shared || call.begun < self.changed {
+        if call.begun < self.changed {
             return 1;
         }
         let longer = took.saturating_sub(self.quickest);
@@ -209,10 +209,12 @@ impl Way {
         }
         let own = self.work.map_or(Duration::ZERO, |work| work * call.parts);
         let waited = longer.saturating_sub(own);
-        let (more, fewer) = if waited * 8 < self.quickest {
+        // A call may wait for another, or for half of its way.
+        let fair = own + self.quickest / 2;
+        let (more, fewer) = if call.is_shared && waited * 2 < fair {
             ((self.most / 2).min(MOST - self.most), 0)
         } else {
-            (0, u16::from(waited * 2 > self.quickest && self.most > FEWEST))
+            (0, u16::from(waited > fair && self.most > FEWEST))
         };
         if more + fewer > 0 {
             self.most = self.most + more - fewer;

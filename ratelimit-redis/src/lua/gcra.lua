@@ -97,7 +97,7 @@ end
 -- Another limit wrote more than this one can hold, and still counts it: its TAT moves by as much. A
 -- refund keeps the time of the write: by a later one, the burst would be used again.
 if written_us > latest_us and written_us > at then
-  tat_us, surplus = written_us + (ticks_after - ticks) * tick_us, 0
+  tat_us, surplus = math.min(written_us + (ticks_after - ticks) * tick_us, 2 ^ 53 - 1), 0
   if after < used then timestamp = timestamp_us end
   expires, gone = tat_us, tat_us <= at
 end

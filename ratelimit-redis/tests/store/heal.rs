@@ -246,13 +246,15 @@ async fn a_state_that_has_changed_meanwhile_is_left() {
     let quiet = plain(&server).await;
     let _ = apply(&quiet, &limits, "alice", (Op::Acquire, 7, later(24))).await;
     let needed = (quiet, limits.clone());
-    let connection =
-        meddling_connection(&server).await.before_with(needed, |(aside, limits), words| async move {
+    let connection = meddling_connection(&server).await.before_with(
+        needed,
+        |(aside, limits), words| async move {
             if words.has_any(&["heal"]) {
                 let _ = apply(&aside, &limits, "alice", (Op::Reset, 0, Now::Store)).await;
             }
             Fate::Sent
-        });
+        },
+    );
     let store = over(RedisStore::builder(), connection);
     let _ = store.heal(&limits, HealOptions::default()).await.expect("it answers");
     assert_eq!(keys(&server), [""; 0]);

@@ -25,7 +25,7 @@ use crate::algorithms::{Algorithm, MaybeStep, Recovery, Step, Write};
 use crate::decision::Decision;
 use crate::rate::Refill;
 use crate::reservation::Reservation;
-use crate::timestamp::Timestamp;
+use crate::timestamp::{MAX_INTEGER, Timestamp};
 
 /// A state as one moment sees it.
 #[derive(Clone, Copy)]
@@ -164,7 +164,9 @@ impl Refill {
         // At the time of the write a forced charge leaves at most what this limit can hold. A
         // refund must not move that time: the reading would be full again.
         let timestamp = if after > level.used { level.at } else { other.timestamp };
+        // No store reads a number from 2^53 on.
         let tat_us = other.tat_us.saturating_add(up_us).saturating_sub(down_us);
+        let tat_us = tat_us.min(2 * MAX_INTEGER + 1);
         let write = if tat_us > level.at.as_us() {
             Write::until(GcraState { tat_us, surplus: 0, timestamp }, tat_us)
         } else {
