@@ -172,7 +172,8 @@ pub trait Algorithm: Send + Sync {
     ///
     /// A record keeps what was charged in the [terms of the state](Reservation::terms), because a
     /// unit of cost may be worth more once the limit has changed. By default it keeps the cost, and
-    /// the time of the first charge.
+    /// the time of the first charge: an algorithm with windows overrides it, so that an extension
+    /// in another window counts there.
     fn record(
         &self,
         state: Option<&Self::State>,

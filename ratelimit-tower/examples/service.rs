@@ -44,8 +44,8 @@ fn app(store: &AnyStore) -> Result<Router, ConfigError> {
     // A search that fails costs nothing.
     let searches = RateLimitLayer::new(RateLimiter::new(per_customer, store.clone()))
         .by("customer", header(HeaderName::from_static("x-api-key")))
-        .checked()?
-        .reserve(Charge::estimate().free(|status| status.is_server_error()));
+        .reserve(Charge::estimate().free(|status| status.is_server_error()))
+        .checked()?;
 
     Ok(Router::new()
         .route("/search", get(|| async { "found\n" }))
