@@ -42,10 +42,10 @@ local CORRUPT0 = {}
 
 -- The check that is being decided: its number, algorithm, key, field and reservation's key; and the
 -- index of the key that is being read, and whether that is its reservation. Whether a value that no
--- limit wrote is removed, so that the limit recovers and the error is reported once; and whether
--- anything was written.
+-- limit wrote is removed, so that the limit recovers and the error is reported once; whether
+-- anything was written; and of a reset, the checks whose states cannot be read.
 local check0, kind0, key0, field0, reservation_key0, reading0 = 0, nil, nil, nil, nil, nil
-local is_reservation0, removes0, begun0 = false, false, false
+local is_reservation0, removes0, begun0, resets0, unread0 = false, false, false, false, nil
 
 local function run0()
   --[[begin]]
@@ -64,7 +64,7 @@ local function run0()
   local once = operation == 'settle-once'
   local grows, denied = operation == 'grow', operation == 'attempt'
   local reserves = grows or operation == 'reserve'
-  removes0 = operation ~= 'peek'
+  removes0, resets0 = operation ~= 'peek', operation == 'reset'
   if operation == 'ask' then operation = 'peek' end
   if once then operation = 'settle' end
   if reserves or denied then operation = grows and 'extend' or 'acquire' end
@@ -277,14 +277,19 @@ local function run0()
       --[[if]] kind0 == --[[place]] then
         local --[[parameters]] = --[[arguments]]
         next0 = limit0 + --[[count]] + --[[units]]
-        if act0 == 'remove' then
+        local gone0 = act0 == 'remove'
+        if gone0 and (not group0 or unread0 and unread0[check0]) then
           -- It does not have to understand the state.
           call(--[[reading]])
-          command(--[[removing]])
           show0('', '0:')
-          wrote0 = 'remove'
         else
+          -- The record of a reset is as old as the state.
+          if gone0 then act0, charge0 = 'acquire', 0 end
           --[[twin]]
+        end
+        if gone0 then
+          command(--[[removing]])
+          wrote0 = 'remove'
         end
       --[[end]]
       end
@@ -403,6 +408,11 @@ local function run0()
 end
 
 local done, problem = pcall(run0)
+while problem == CORRUPT0 and resets0 and not is_reservation0 do
+  unread0 = unread0 or {}
+  unread0[check0] = true
+  done, problem = pcall(run0)
+end
 if done then return problem end
 if problem == CORRUPT0 then
   if removes0 and is_reservation0 then
