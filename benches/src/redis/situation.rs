@@ -183,10 +183,14 @@ pub(super) struct InStore<S> {
 }
 
 impl<S: Store<AnyAlgorithm>> InStore<S> {
-    async fn ask(&self, caller: &CallerKey, cost: u64, age: Duration) -> Fallible<bool> {
+    async fn ask(
+        &self,
+        caller: &CallerKey,
+        cost: u64,
+        (age, id): (Duration, Option<ReservationId>),
+    ) -> Fallible<bool> {
         let mut request = self.limiter.request(caller.as_str()).cost(cost);
-        let id = ReservationId::random();
-        if self.situation.by_id {
+        if let Some(id) = id {
             request = request.id(id);
         }
         // At the store's own time, unless the charge lies in the past.
@@ -196,7 +200,7 @@ impl<S: Store<AnyAlgorithm>> InStore<S> {
             request = request.at(at.ok_or("a time before all time")?);
         }
         let allowed = request.check().await?.allowed();
-        if self.situation.is_settled {
+        if let (true, Some(id)) = (self.situation.is_settled, id) {
             let _ = self.limiter.request(caller.as_str()).cost(cost).id(id).settle().await?;
         }
         Ok(allowed)
@@ -205,7 +209,7 @@ impl<S: Store<AnyAlgorithm>> InStore<S> {
     /// Makes the earlier charges of the caller.
     pub(super) async fn prepare(&self, caller: &CallerKey) -> Fallible {
         for (cost, age) in &self.situation.charges {
-            if !self.ask(caller, *cost, *age).await? {
+            if !self.ask(caller, *cost, (*age, None)).await? {
                 return Err("a charge before the decision was denied".into());
             }
         }
@@ -216,6 +220,7 @@ impl<S: Store<AnyAlgorithm>> InStore<S> {
     pub(super) async fn decide(&self, caller: &CallerKey) -> Fallible<bool> {
         let asked = self.asked.fetch_add(1, Ordering::Relaxed);
         let cost = self.situation.cost + asked % self.situation.costs;
-        self.ask(caller, cost, Duration::ZERO).await
+        let id = self.situation.by_id.then(ReservationId::random);
+        self.ask(caller, cost, (Duration::ZERO, id)).await
     }
 }
