@@ -89,7 +89,7 @@ impl Lab {
     }
 
     /// Records the one command that decides so many requests of a caller at once: those that come
-    /// while another request of the caller is in flight.
+    /// while two other requests of the caller are in flight.
     pub(super) async fn record_merged<S: Store<AnyAlgorithm>>(
         &mut self,
         subject: &InStore<S>,
@@ -100,15 +100,16 @@ impl Lab {
             subject.prepare(caller).await?;
         }
         let all = async |caller: &CallerKey| {
-            try_join_all((0..=requests).map(|_| subject.decide(caller))).await
+            // Two may go alone.
+            try_join_all((0..requests + 2).map(|_| subject.decide(caller))).await
         };
         all(&first).await?;
         self.recorder.take()?;
         if !all(&caller).await?.into_iter().all(|admitted| admitted) {
             return Err("a request is denied and should be admitted".into());
         }
-        let [_, (command, _)] = &self.recorder.take()?[..] else {
-            return Err(format!("{requests} requests behind one do not share a command").into());
+        let [_, _, (command, _)] = &self.recorder.take()?[..] else {
+            return Err(format!("{requests} requests behind two do not share a command").into());
         };
         // Once more, with the keys before and after it.
         self.replay_commands(&[], vec![command.clone()])

@@ -157,7 +157,8 @@ impl Situation {
         let charged = algorithms[..limits].iter().map(|name| charged_algorithm(name, true));
         let limits = charged.map(|charged| Ok(charged?.0)).collect::<Fallible<Vec<_>>>()?;
         let limits = peers::limits(limits)?;
-        let before = vec![(1, Duration::ZERO)];
+        // Refilled within hours.
+        let before = vec![(1_000_000, Duration::ZERO)];
         let (admits, cost, costs) = (true, 1, 1);
         Ok(Self { name, admits, limits, charges: before, cost, costs, by_id, is_settled: by_id })
     }
