@@ -8,7 +8,6 @@ use ratelimit_core::{AnyAlgorithm, Store};
 use ratelimit_servers::RedisServer;
 use redis::{Connection, ConnectionLike, InfoDict, Value};
 
-use crate::keys::CallerKey;
 use crate::measure::Fallible;
 use crate::report::{BenchReport, Effort};
 
@@ -19,6 +18,9 @@ use super::situation::InStore;
 /// The longest wait for the server's thread to go to sleep; its time is read afterwards in any
 /// case.
 const PATIENCE: Duration = Duration::from_millis(100);
+
+/// How often requests are sent until they share a command.
+const MOST_TRIES: usize = 16;
 
 /// A server of the benchmark's own, the connections to it, and where measurements go.
 pub(super) struct Lab {
@@ -89,30 +91,36 @@ impl Lab {
     }
 
     /// Records the one command that decides so many requests of a caller at once: those that come
-    /// while two other requests of the caller are in flight.
+    /// while as many other calls are out as may be.
     pub(super) async fn record_merged<S: Store<AnyAlgorithm>>(
         &mut self,
         subject: &InStore<S>,
         requests: u32,
     ) -> Fallible<RecordedDecision> {
         let (first, caller) = (warming_up(), recorded_caller());
+        let shared = usize::try_from(requests)?;
         for caller in [&first, &caller] {
             subject.prepare(caller).await?;
         }
-        let all = async |caller: &CallerKey| {
-            // Two may go alone.
-            try_join_all((0..requests + 2).map(|_| subject.decide(caller))).await
-        };
-        all(&first).await?;
+        subject.decide(&first).await?;
         self.recorder.take()?;
-        if !all(&caller).await?.into_iter().all(|admitted| admitted) {
-            return Err("a request is denied and should be admitted".into());
+        // How many go alone is learnt by trying.
+        let mut alone = 2;
+        for _ in 0..MOST_TRIES {
+            let all = (0..shared + alone).map(|_| subject.decide(&caller));
+            if !try_join_all(all).await?.into_iter().all(|admitted| admitted) {
+                return Err("a request is denied and should be admitted".into());
+            }
+            let mut commands = self.recorder.take()?;
+            if commands.len() == alone + 1
+                && let Some((command, _)) = commands.pop()
+            {
+                // Once more, with the keys before and after it.
+                return self.replay_commands(&[], vec![command]);
+            }
+            alone = commands.len().saturating_sub(1);
         }
-        let [_, _, (command, _)] = &self.recorder.take()?[..] else {
-            return Err(format!("{requests} requests behind two do not share a command").into());
-        };
-        // Once more, with the keys before and after it.
-        self.replay_commands(&[], vec![command.clone()])
+        Err(format!("{requests} requests do not share a command").into())
     }
 
     /// Commands that are given instead of recorded, after these others have been sent.
