@@ -21,6 +21,7 @@ mod lab;
 mod nodes;
 mod plain;
 mod recorder;
+mod relay;
 mod replay;
 mod situation;
 #[cfg(test)]

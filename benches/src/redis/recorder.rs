@@ -1,7 +1,7 @@
 //! A proxy that records the commands of a client and their replies.
 
-use std::io::{self, Read, Write};
-use std::net::{Ipv4Addr, Shutdown, TcpListener, TcpStream};
+use std::io::{self, Write};
+use std::net::{Shutdown, TcpStream};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -9,6 +9,8 @@ use std::time::{Duration, Instant};
 use redis::{Parser, Value};
 
 use crate::measure::Fallible;
+
+use super::relay::{each_chunk, relay};
 
 /// The name of a command and its arguments.
 pub(super) type RecordedCommand = Vec<Vec<u8>>;
@@ -40,18 +42,17 @@ pub(super) struct RecordingProxy {
 impl RecordingProxy {
     /// Listens on a free port, and forwards everything to this port.
     pub(super) fn start(server_port: u16) -> io::Result<Self> {
-        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
-        let port = listener.local_addr()?.port();
         let connections = Arc::<Mutex<Vec<_>>>::default();
         let kept = Arc::clone(&connections);
-        // The threads end with the program; an error ends a connection, which the client notices.
-        thread::spawn(move || {
-            for client in listener.incoming().map_while(Result::ok) {
-                let sent = Arc::<SentBytes>::default();
-                lock(&kept).push(Arc::clone(&sent));
-                drop(forward(client, server_port, sent));
-            }
-        });
+        let port = relay(server_port, move || {
+            let sent = Arc::<SentBytes>::default();
+            lock(&kept).push(Arc::clone(&sent));
+            let of_replies = Arc::clone(&sent);
+            [
+                Box::new(move |from, to| copy(from, to, &sent.requests)),
+                Box::new(move |from, to| copy(from, to, &of_replies.replies)),
+            ]
+        })?;
         Ok(Self { port, connections })
     }
 
@@ -86,27 +87,12 @@ fn lock<T>(kept: &Mutex<T>) -> MutexGuard<'_, T> {
     kept.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Forwards both ways until one side ends.
-fn forward(client: TcpStream, server_port: u16, sent: Arc<SentBytes>) -> io::Result<()> {
-    let server = TcpStream::connect((Ipv4Addr::LOCALHOST, server_port))?;
-    client.set_nodelay(true)?;
-    server.set_nodelay(true)?;
-    let (requests, replies) = (client.try_clone()?, server.try_clone()?);
-    let kept = Arc::clone(&sent);
-    thread::spawn(move || copy(requests, server, &kept.requests));
-    thread::spawn(move || copy(replies, client, &sent.replies));
-    Ok(())
-}
-
 /// Keeps bytes before it forwards them, so that a command is kept before its reply.
-fn copy(mut from: TcpStream, mut to: TcpStream, kept: &Mutex<Vec<u8>>) {
-    let mut buffer = vec![0; 1 << 16];
-    while let Ok(length @ 1..) = from.read(&mut buffer) {
-        lock(kept).extend(&buffer[..length]);
-        if to.write_all(&buffer[..length]).is_err() {
-            break;
-        }
-    }
+fn copy(from: TcpStream, mut to: TcpStream, kept: &Mutex<Vec<u8>>) {
+    each_chunk(from, |bytes| {
+        lock(kept).extend(bytes);
+        to.write_all(bytes).is_ok()
+    });
     drop(to.shutdown(Shutdown::Both));
 }
 

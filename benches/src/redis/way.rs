@@ -3,8 +3,8 @@
 //! Both are stores of ours, on one client each, with 500 tasks. A proxy holds all bytes back for
 //! half a round trip, each way, without holding up what follows.
 
-use std::io::{self, Read, Write};
-use std::net::{Ipv4Addr, TcpListener, TcpStream};
+use std::io::{self, Write};
+use std::net::TcpStream;
 use std::sync::{Arc, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -16,6 +16,7 @@ use crate::measure::Fallible;
 
 use super::lab::Lab;
 use super::plain::WIDE;
+use super::relay::{Pump, each_chunk, relay};
 use super::throughput::{DRAWN, NamedLimit, ONE, OurStore, THREE, Workload, charge};
 
 /// How long all bytes need, there and back.
@@ -64,44 +65,22 @@ pub(super) async fn run(lab: &mut Lab) -> Fallible {
     Ok(())
 }
 
-/// A way to this port on which all bytes need so long, as a port of its own. Its threads end with
-/// the program.
+/// A way to this port on which all bytes need so long, as a port of its own.
 fn slow_way(to: u16, delay: Duration) -> io::Result<u16> {
-    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
-    let port = listener.local_addr()?.port();
-    thread::spawn(move || {
-        for client in listener.incoming().map_while(Result::ok) {
-            // An error ends a connection, which the client notices.
-            drop(forward(&client, to, delay));
-        }
-    });
-    Ok(port)
+    let delayed = move || -> Pump { Box::new(move |from, to| forward(from, to, delay)) };
+    relay(to, move || [delayed(), delayed()])
 }
 
-fn forward(client: &TcpStream, to: u16, delay: Duration) -> io::Result<()> {
-    let server = TcpStream::connect((Ipv4Addr::LOCALHOST, to))?;
-    client.set_nodelay(true)?;
-    server.set_nodelay(true)?;
-    for (mut from, mut to) in
-        [(client.try_clone()?, server.try_clone()?), (server.try_clone()?, client.try_clone()?)]
-    {
-        let (sender, receiver) = mpsc::channel::<(Instant, Vec<u8>)>();
-        thread::spawn(move || {
-            let mut chunk = vec![0; 1 << 16];
-            while let Ok(length @ 1..) = from.read(&mut chunk) {
-                if sender.send((Instant::now() + delay, chunk[..length].to_vec())).is_err() {
-                    break;
-                }
+/// Writes each chunk so long after it was read, whatever comes after it.
+fn forward(from: TcpStream, mut to: TcpStream, delay: Duration) {
+    let (sender, receiver) = mpsc::channel::<(Instant, Vec<u8>)>();
+    thread::spawn(move || {
+        for (due, bytes) in receiver {
+            thread::sleep(due.saturating_duration_since(Instant::now()));
+            if to.write_all(&bytes).is_err() {
+                break;
             }
-        });
-        thread::spawn(move || {
-            for (due, bytes) in receiver {
-                thread::sleep(due.saturating_duration_since(Instant::now()));
-                if to.write_all(&bytes).is_err() {
-                    break;
-                }
-            }
-        });
-    }
-    Ok(())
+        }
+    });
+    each_chunk(from, |bytes| sender.send((Instant::now() + delay, bytes.to_vec())).is_ok());
 }
