@@ -5,8 +5,8 @@
 //! client prepares the other. While it takes mostly its way, more do.
 //!
 //! A call that takes longer than its way and its own work has waited. A call of one request that
-//! has the way for itself shows how long the way is. A busy store has no such call, so it holds the
-//! others back for one now and then, as *BBR* does (Cardwell et al., 2016: `ProbeRTT`).
+//! has the way for itself shows how long the way is. The store holds the others back for one now
+//! and then, as *BBR* does (Cardwell et al., 2016: `ProbeRTT`).
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -24,15 +24,15 @@ const MOST: u16 = 256;
 const MANY: u32 = 16;
 /// When a store first measures the way: its first calls are slow.
 const FIRST_MEASURED: Duration = Duration::from_millis(20);
-/// How often it measures the way, which may change.
+/// How often it measures the way, which may change: so many times as long as the way at least,
+/// because nothing else is decided for the length of two ways.
 const MEASURED_EVERY: Duration = Duration::from_secs(10);
+const MEASURED_EVERY_WAYS: u32 = 100;
 
 /// How many calls may be out at once.
 #[derive(Debug)]
 pub(crate) struct CallLimit {
     permits: Semaphore,
-    /// How many calls are out.
-    out: AtomicUsize,
     /// Permits that were replaced because a call did not end: a caller may keep its future and no
     /// longer poll it.
     replaced: AtomicUsize,
@@ -62,7 +62,6 @@ impl Default for CallLimit {
         let way = Way { most: FEWEST, changed: now, quickest, work, measured_at };
         Self {
             permits: Semaphore::new(FEWEST.into()),
-            out: AtomicUsize::new(0),
             replaced: AtomicUsize::new(0),
             way: Mutex::new(way),
         }
@@ -117,12 +116,10 @@ impl CallLimit {
     }
 
     fn permit(self: &Arc<Self>, deadline: Deadline) -> Permit {
-        let is_alone = self.out.fetch_add(1, Ordering::Relaxed) == 0;
         Permit {
             limit: Arc::clone(self),
             begun: Instant::now(),
             patience: deadline.given() / 4,
-            is_alone,
             others: 0,
             parts: 1,
             is_shared: false,
@@ -142,8 +139,6 @@ pub(crate) struct Permit {
     begun: Instant,
     /// After so long, another call may have replaced it.
     patience: Duration,
-    /// Whether no other call was out when it began.
-    is_alone: bool,
     /// So many other calls are held back until it ends.
     others: u16,
     /// How many requests and states it carries.
@@ -163,7 +158,6 @@ impl Permit {
     pub(crate) fn carries(&mut self, requests: usize, states: usize) {
         self.parts = u32::try_from(requests + states).unwrap_or(u32::MAX);
         self.is_shared = requests > 1 && self.limit.free() == 0;
-        self.is_alone &= requests == 1;
     }
 
     /// The server has answered: the call says how long the way is.
@@ -175,7 +169,6 @@ impl Permit {
 impl Drop for Permit {
     fn drop(&mut self) {
         let took = self.begun.elapsed();
-        self.limit.out.fetch_sub(1, Ordering::Relaxed);
         let let_out = if self.has_landed { self.limit.way().landed(self, took) } else { 1 };
         let one_fewer = |replaced: usize| replaced.checked_sub(1);
         let (set, get) = (Ordering::Relaxed, Ordering::Relaxed);
@@ -191,9 +184,9 @@ impl Way {
     /// has more to do than it should, or less.
     fn landed(&mut self, call: &Permit, took: Duration) -> u16 {
         let now = call.begun + took;
-        if call.is_alone && (call.measures() || now >= self.measured_at) {
+        if call.measures() {
             (self.quickest, self.work) = (took, None);
-            self.measured_at = now + MEASURED_EVERY;
+            self.measured_at = now + MEASURED_EVERY.max(took * MEASURED_EVERY_WAYS);
         }
         if took <= self.quickest {
             self.quickest = took;
