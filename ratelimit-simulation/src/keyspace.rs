@@ -22,7 +22,7 @@ enum Value {
     Hash(BTreeMap<Bytes, Bytes>),
     List(VecDeque<Bytes>),
     /// Scores and members, in order. The store's scores are whole numbers.
-    Sorted(Vec<(u64, Bytes)>),
+    Sorted(Vec<(i64, Bytes)>),
 }
 
 impl Value {
@@ -89,7 +89,7 @@ impl Keyspace {
     typed! {
         hash: Hash(BTreeMap<Bytes, Bytes>);
         list: List(VecDeque<Bytes>);
-        sorted: Sorted(Vec<(u64, Bytes)>);
+        sorted: Sorted(Vec<(i64, Bytes)>);
         text: Text(Bytes);
     }
 
@@ -219,9 +219,7 @@ impl Keyspace {
             ("ZCARD", []) => Ok(integer(members.len())),
             ("ZCOUNT", [least, most]) if least == b"-inf" => {
                 let most: i64 = number(most)?;
-                Ok(integer(
-                    members.iter().filter(|(score, _)| i128::from(*score) <= most.into()).count(),
-                ))
+                Ok(integer(members.iter().filter(|(score, _)| *score <= most).count()))
             }
             ("ZADD", [score, member]) => {
                 let (score, before) = (number(score)?, members.len());

@@ -1,52 +1,65 @@
 -- The concurrency limit: at most so many leases at the same time, each for a limited time.
 --
--- The state is the leases, oldest first, one per moment: alternately the time of the grant and the
--- cost, as text in a field of the identifier's hash. The Rust twins are concurrency.rs and
+-- The state is a sorted set with one member per moment: its score is the time of the grant, its
+-- text "COST TIME". The member "sum" has the cost of all as a negative score, and so comes first: a
+-- request reads only a few leases, however many there are. The Rust twins are concurrency.rs and
 -- entries.rs in ratelimit-core. README.md beside this file specifies what each section
 -- receives and what it leaves.
 
 --- fresh
-local NAME = 'concurrency'
--- The text, and at which place the leases begin that are alive; and the newest.
-local stored, alive, last_us, last_cost, last_place = nil, #NAME + 1, nil, 0, nil
+-- How many leases have ended; the newest.
+local ended, newest, last_us, last_cost = 0, nil, nil, 0
 
--- The leases that are alive: alternately the time of the grant and the cost.
-local function leases_alive()
+-- The leases of these ranks, in their order. The sum has rank 0.
+local function leases_at(first, last)
   local leases = {}
-  for us, cost in string.gmatch(string.sub(stored or '', alive), '(%d+) (%d+)') do
-    local count = #leases
-    leases[count + 1], leases[count + 2] = us + 0, cost + 0
+  for _, member in ipairs(call('ZRANGE', key0, first, last)) do
+    if member ~= 'sum' then
+      local cost, us = match(member, '^(%d+) (%d+)$')
+      us, cost = (us or 2 ^ 53) + 0, (cost or 0) + 0
+      if us > MOST or cost > MOST or cost == 0 then error(CORRUPT0) end
+      leases[#leases + 1] = { member = member, us = us, cost = cost }
+    end
   end
   return leases
 end
 
-local function leave(leases)
-  local count = #leases
-  if count == 0 then
-    wrote0 = 'remove'
-  else
-    expires = leases[count - 1] + lease_us
-    for place = 1, count do leases[place] = format(' %d', leases[place]) end
-    text = NAME .. table.concat(leases)
-  end
+-- How many leases were granted until then.
+local function count_until(us)
+  return call('ZCOUNT', key0, '-inf', format('%d', us)) - 1
+end
+
+local function lease_of(us)
+  local rank = count_until(us)
+  local lease = rank > ended and leases_at(rank, rank)[1]
+  return lease and lease.us == us and lease
+end
+
+local function add(us, cost)
+  command('ZADD', key0, format('%d', us), format('%d %d', cost, us))
+end
+
+-- Those that have ended go, and these are what all cost.
+local function leave(sum)
+  if ended > 0 then command('ZREMRANGEBYRANK', key0, 1, ended) end
+  command('ZADD', key0, format('%d', -sum), 'sum')
 end
 
 --- read
-stored, kept0 = text_of(NAME)
-while stored do
-  local place, size = #NAME + 1, #stored
-  used, alive = 0, place
-  while place <= size do
-    local us, cost, next = match(stored, '^ (%d+) (%d+)()', place)
-    us, cost = (us or 2 ^ 53) + 0, (cost or 0) + 0
-    if us > MOST or cost > MOST then error(CORRUPT0) end
-    if us + lease_us > at then used = used + cost elseif used == 0 then alive = next end
-    last_us, last_cost, last_place, place = us, cost, place, next
-  end
-  if not last_us then error(CORRUPT0) end
+local first = call('ZRANGE', key0, 0, 1, 'WITHSCORES')
+if first[1] then
+  local sum = -(tonumber(first[2]) or 0)
+  if first[1] ~= 'sum' or sum < 1 or sum > MOST or sum % 1 ~= 0 then error(CORRUPT0) end
+  local last = leases_at(-1, -1)[1]
+  if not last then error(CORRUPT0) end
+  newest, last_us, last_cost, used = last.member, last.us, last.cost, sum
   -- A time before the newest lease counts as the time of that lease.
-  if last_us <= at then break end
-  at = last_us
+  if last_us > at then at = last_us end
+  if (tonumber(first[4]) or 0) + lease_us <= at then
+    ended = count_until(at - lease_us)
+    for _, lease in ipairs(leases_at(1, ended)) do used = used - lease.cost end
+  end
+  if used < 0 or (used == 0) ~= (last_us + lease_us <= at) then error(CORRUPT0) end
 end
 
 --- level
@@ -54,48 +67,82 @@ most, at0 = limit, at
 left = used < limit and limit - used or 0
 
 --- seen
-seen = stored or ''
+-- The decision depends on the oldest leases, up to those that make way for the cost; on those that
+-- the request ends; and on the newest that stays. All others count as if granted with one of these.
+if used > 0 then
+  local ends = act0 == 'settle' or act0 == 'renew'
+  local oldest, latest = math.max(used - limit, 0) + 1, 1
+  if ends then
+    oldest, latest = oldest + charge, 2
+  elseif operation == 'refund' then
+    latest = cost0 + 1
+  elseif cost0 <= limit then
+    oldest = math.max(oldest, used + cost0 - limit)
+  end
+  local shown, rest = leases_at(ended + 1, ended + oldest), used
+  local reached_us = shown[#shown].us
+  if reached_us < last_us then
+    local lease, later = ends and lease_of(made), leases_at(-latest, -1)
+    if lease and lease.us > reached_us and lease.us < later[1].us then shown[#shown + 1] = lease end
+    local count = #shown
+    for _, lease in ipairs(later) do
+      if lease.us > reached_us then shown[#shown + 1] = lease end
+    end
+    for _, lease in ipairs(shown) do rest = rest - lease.cost end
+    if rest > 0 then
+      local place = operation == 'refund' and count + 1 or #shown
+      if ends and shown[place].us == made then place = place - 1 end
+      shown[place].cost = shown[place].cost + rest
+    end
+  end
+  local texts = { 'concurrency' }
+  for place, lease in ipairs(shown) do texts[place + 1] = format('%d %d', lease.us, lease.cost) end
+  seen = table.concat(texts, ' ')
+end
 
 --- charge
-local merges = used > 0 and last_us == at
-local before = used > 0 and string.sub(stored, alive, merges and last_place - 1 or -1) or ''
-text = NAME .. before .. format(' %d %d', at, merges and last_cost + charge or charge)
+if act0 == 'full' then command('UNLINK', key0) end
+leave(used + charge)
+if used > 0 and last_us == at then
+  command('ZREM', key0, newest)
+  add(at, last_cost + charge)
+else
+  add(at, charge)
+end
 expires = at + lease_us
 
 --- give
 -- The newest leases end.
-local leases = leases_alive()
-while charge > 0 and #leases > 0 do
-  local count = #leases
-  local taken = math.min(charge, leases[count])
-  leases[count], charge = leases[count] - taken, charge - taken
-  if leases[count] == 0 then leases[count], leases[count - 1] = nil, nil end
+leave(used - charge)
+local leases = leases_at(-charge, -1)
+for place = #leases, 1, -1 do
+  local lease = leases[place]
+  local taken = math.min(charge, lease.cost)
+  if taken > 0 then command('ZREM', key0, lease.member) end
+  if taken > 0 and taken < lease.cost then add(lease.us, lease.cost - taken) end
+  charge = charge - taken
 end
-leave(leases)
 
 --- undo
 act0 = 'settle'
 
 --- renew
 -- The lease of that moment ends, or starts again.
-local leases, taken = leases_alive(), nil
-for place = 1, #leases, 2 do
-  if leases[place] == made then
-    taken = math.min(charge, leases[place + 1])
-    leases[place + 1] = leases[place + 1] - taken
-    if leases[place + 1] == 0 then
-      table.remove(leases, place)
-      table.remove(leases, place)
-    end
-    break
+local lease = used > 0 and lease_of(made)
+local taken = lease and math.min(charge, lease.cost) or 0
+if not lease then
+  wrote0 = nil
+elseif act0 == 'settle' and taken == used then
+  wrote0 = 'remove'
+else
+  leave(act0 == 'settle' and used - taken or used)
+  command('ZREM', key0, lease.member)
+  if taken < lease.cost then add(made, lease.cost - taken) end
+  if act0 == 'renew' then
+    -- Perhaps together with the newest.
+    local there = made == at and lease.cost - taken or last_us == at and last_cost or 0
+    if there > 0 then command('ZREM', key0, format('%d %d', there, at)) end
+    add(at, there + taken)
+    expires = at + lease_us
   end
 end
-if taken and act0 == 'renew' then
-  local count = #leases
-  if count > 0 and leases[count - 1] == at then
-    leases[count] = leases[count] + taken
-  else
-    leases[count + 1], leases[count + 2] = at, taken
-  end
-end
-if taken then leave(leases) else wrote0 = nil end

@@ -159,11 +159,13 @@ fn in_score(score: &&[u8]) -> Option<u64> {
     score_us(std::str::from_utf8(score).ok()?)
 }
 
-/// Members and scores of a reply that alternates them or, in RESP3, pairs them.
+/// Members and scores of a reply that alternates them or, in RESP3, pairs them. A member of a
+/// negative score is a sum.
 fn members(reply: &Reply) -> Option<Vec<(String, u64)>> {
     let text = |bytes| std::str::from_utf8(bytes).ok();
     let strings = reply.strings()?;
-    let pairs = strings.chunks(2).map(|pair| {
+    let pairs = strings.chunks(2).filter(|pair| !pair[pair.len() - 1].starts_with(b"-"));
+    let pairs = pairs.map(|pair| {
         let [member, score] = pair else { return None };
         Some((text(member)?.to_owned(), score_us(text(score)?)?))
     });

@@ -357,20 +357,14 @@ impl BuiltIn for SlidingLog {
         Numbers::of(numbers)
     }
 
-    /// Leaves out the entries that were already past when the newest was made: the script removes
-    /// only a bounded number at a time.
     fn of_stored(&self, stored: &Stored) -> Option<SlidingLogState> {
-        let Stored::SortedSet(members) = stored else {
-            return Self::of_numbers(stored.numbers(Self::PROGRAM)?);
-        };
-        let newest = members.last()?.1;
-        let entry = |(member, score): &(String, u64)| {
-            let (cost, _total) = member.split_once(' ')?;
-            Some(LoggedCost { timestamp: Timestamp::from_us(*score)?, cost: cost.parse().ok()? })
-        };
-        let live = |(_, score): &&(String, u64)| score.saturating_add(self.window_us()) > newest;
-        let entries = members.iter().filter(live).map(entry).collect::<Option<_>>()?;
-        Some(SlidingLogState { entries })
+        match stored {
+            Stored::SortedSet(members) => {
+                let entries = live_entries(members, self.window_us())?;
+                Some(SlidingLogState { entries })
+            }
+            _ => Self::of_numbers(stored.numbers(Self::PROGRAM)?),
+        }
     }
 
     fn newest(state: &SlidingLogState) -> Option<Timestamp> {
@@ -380,6 +374,18 @@ impl BuiltIn for SlidingLog {
     fn in_transaction(&self) -> Option<&dyn MultiProgram<State = SlidingLogState>> {
         Some(self)
     }
+}
+
+/// The entries of a sorted set, whose members begin with their cost. Leaves out those that were
+/// already past when the newest was made: they are removed later.
+fn live_entries(members: &[(String, u64)], window_us: u64) -> Option<Vec<LoggedCost>> {
+    let newest = members.last()?.1;
+    let entry = |(member, score): &(String, u64)| {
+        let (cost, _) = member.split_once(' ')?;
+        Some(LoggedCost { timestamp: Timestamp::from_us(*score)?, cost: cost.parse().ok()? })
+    };
+    let live = |(_, score): &&(String, u64)| score.saturating_add(window_us) > newest;
+    members.iter().filter(live).map(entry).collect()
 }
 
 impl MultiProgram for SlidingLog {
@@ -415,7 +421,7 @@ impl BuiltIn for Concurrency {
             "concurrency",
             &["limit", "lease_us"],
             include_str!("../lua/concurrency.lua"),
-            Keeps::Numbers,
+            Keeps::SortedSet,
         );
         &CONCURRENCY
     };
@@ -424,8 +430,19 @@ impl BuiltIn for Concurrency {
         Twin::new(Self::PROGRAM, self.capacity(), [self.capacity(), self.lease_us()])
     }
 
+    /// A script answers pairs, and only the leases that the step needs.
     fn of_numbers(numbers: &[u64]) -> Option<ConcurrencyState> {
         Numbers::of(numbers)
+    }
+
+    fn of_stored(&self, stored: &Stored) -> Option<ConcurrencyState> {
+        match stored {
+            Stored::SortedSet(members) => {
+                let entries = live_entries(members, self.lease_us())?;
+                Some(ConcurrencyState { entries })
+            }
+            _ => Self::of_numbers(stored.numbers(Self::PROGRAM)?),
+        }
     }
 
     fn newest(state: &ConcurrencyState) -> Option<Timestamp> {

@@ -39,7 +39,7 @@ fn places<C: Connection>(store: &RedisStore<Lua, C>, caller: &str) -> Vec<Place>
     let native_key = store.in_mode::<Multi>();
     let own = |limit: &Limit<AnyAlgorithm>, other| match limit.algorithm().name() {
         "window-log" => Stored::List,
-        "sliding-log" => Stored::Scores,
+        "sliding-log" | "concurrency" => Stored::Scores,
         _ => other,
     };
     let mut places = Vec::new();

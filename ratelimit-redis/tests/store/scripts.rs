@@ -146,6 +146,7 @@ async fn limits_of_one_name_have_a_field_each_and_need_no_driver() {
 /// What limits left that no one uses any more, such as windows of another length.
 #[tokio::test]
 async fn fields_that_have_ended_go_when_the_key_lives_longer() {
+    const BUCKETS: &str = "bucketed-window bucket 365d rates 3/3650d";
     let server = server();
     let store = plain(&server).await;
     let mut client = server.client().expect("it is up");
@@ -160,7 +161,7 @@ async fn fields_that_have_ended_go_when_the_key_lives_longer() {
         ("foreign", b"anything else".to_vec()),
         ("short", b"6 byte".to_vec()),
     ];
-    for algorithm in ["gcra 3/3650d", "sliding-counter 3/3650d", "concurrency 3/3650d"] {
+    for algorithm in ["gcra 3/3650d", "sliding-counter 3/3650d", BUCKETS] {
         for (given, goes) in [(false, true), (true, false)] {
             let limit = limit("used", algorithm);
             let key = store.key(&limit, algorithm);
@@ -239,9 +240,13 @@ async fn a_batch_of_every_algorithm_is_one_call_and_one_key_per_form_of_state() 
     let before = server.calls("evalsha").expect("it is up");
     let _ = limiter.check("1.2.3.4").await.expect("decides");
     assert_eq!(server.calls("evalsha").expect("it is up") - before, 1);
-    let own = ["sliding-log/sliding-log/3650d", "window-log/window-log/3650d+"];
-    let [log, list] = own.map(|own| format!("rl:1:{own}:{{1.2.3.4}}"));
-    assert_eq!(keys(&server), ["rl:1::{1.2.3.4}", &log, &list]);
+    let own = [
+        "concurrency/concurrency/3650d",
+        "sliding-log/sliding-log/3650d",
+        "window-log/window-log/3650d+",
+    ];
+    let [leases, log, list] = own.map(|own| format!("rl:1:{own}:{{1.2.3.4}}"));
+    assert_eq!(keys(&server), ["rl:1::{1.2.3.4}", &leases, &log, &list]);
     let _ = limiter.request("1.2.3.4").reset().await.expect("forgets");
     assert_eq!(keys(&server), [""; 0]);
 }
@@ -288,6 +293,46 @@ async fn a_long_log_is_read_a_few_entries_at_a_time() {
         // An hour later.
         assert_eq!(apply(Op::Acquire, 1, 3_600_001_000).await.remaining(), 4_999);
         assert_eq!(number(&server, &[length, &store.key(&log, "a")]), 1);
+    }
+}
+
+/// Of a thousand leases, a request reads a few, whichever it ends or renews.
+#[tokio::test]
+async fn of_many_leases_a_request_reads_a_few() {
+    const COUNT: u64 = 1_000;
+    let (server, pure) = (server(), MemoryStore::new());
+    let (store, leases) = (plain(&server).await, limit("leases", "concurrency 1000/h"));
+    let apply = async |op, id: u64, us| {
+        let check = Check { limit: &leases, key: "a", cost: 1 };
+        let batch = Batch::one(&check).op(op).now(at(us)).id(ReservationId::new(id.into()));
+        let decided = store.apply(&batch).await.expect("decides");
+        let due = pure.apply(&batch).await.expect("decides");
+        assert_eq!(decided.summary(), due.summary(), "{op} {id}");
+    };
+    for id in 0..COUNT {
+        apply(Op::Acquire, id, id).await;
+    }
+    // How many bytes the server has sent, and how many more with this answer.
+    let sent = || {
+        let info = tell(&server, &["INFO", "stats"]);
+        let info = info.as_text().expect("a text");
+        let sent = info.lines().find_map(|line| line.strip_prefix("total_net_output_bytes:"));
+        (sent.expect("a count").parse::<usize>().expect("a number"), info.len())
+    };
+    for (op, id) in [
+        (Op::Acquire, 5_000),
+        (Op::Peek, 5_001),
+        (Op::Settle, 500),
+        (Op::Renew, 700),
+        (Op::Settle, 0),
+        (Op::Settle, COUNT - 1),
+        (Op::Renew, 1),
+        (Op::Acquire, 6_000),
+    ] {
+        let (before, info) = sent();
+        apply(op, id, COUNT).await;
+        let told = sent().0 - before - info;
+        assert!((1..500).contains(&told), "{op} {id}: {told} bytes");
     }
 }
 

@@ -169,7 +169,6 @@ fn what_an_old_window_left_goes_while_the_caller_is_busy() {
         "fixed-window 60/h",
         "sliding-counter 90/h",
         "bucketed-window bucket 1m rates 60/h",
-        "concurrency 300/2h",
         "gcra 60/h",
         "fixed-window 1440/d",
     ];
