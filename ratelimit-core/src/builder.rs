@@ -6,7 +6,7 @@ use core::fmt;
 use core::marker::PhantomData;
 
 use crate::algorithms::Algorithm;
-use crate::error::ConfigError;
+use crate::error::{ConfigError, did_you_mean};
 use crate::rate::{Rate, whole_number};
 
 /// A built-in algorithm that is still to be built: `Gcra::per_second(10).burst(20)`.
@@ -78,6 +78,14 @@ pub trait FromRate: Algorithm + Sized {
     /// A number that the algorithm does not accept, or a burst or a debt where it has none.
     fn from_rate(rate: Rate, burst: Option<u64>, debt: Option<u64>) -> Result<Self, ConfigError>;
 
+    /// The rate in this text, such as `10/s`.
+    ///
+    /// # Errors
+    /// A text that is no rate. The message says what this algorithm needs.
+    fn read_rate(text: &str) -> Result<Rate, ConfigError> {
+        text.parse()
+    }
+
     /// The rate; of a bucket in its shortest form.
     fn to_rate(&self) -> Rate {
         Rate::of_built(self.capacity(), self.span_us())
@@ -103,7 +111,9 @@ macro_rules! from_text {
             fn from_str(text: &str) -> Result<Self, ConfigError> {
                 let (text, debt) = $crate::builder::split_number(text, "debt", 0)?;
                 let (rate, burst) = $crate::builder::split_number(text, "burst", 1)?;
-                $crate::builder::FromRate::from_rate(rate.parse()?, burst, debt)
+                $crate::builder::knows_words(rate)?;
+                let rate = <Self as $crate::builder::FromRate>::read_rate(rate)?;
+                $crate::builder::FromRate::from_rate(rate, burst, debt)
             }
         }
     };
@@ -112,7 +122,7 @@ pub(crate) use from_text;
 
 /// Writes [`FromRate`] and `FromStr` of an algorithm whose number is a rate, without a burst.
 macro_rules! without_burst {
-    ($window:ident = $name:literal by $span_us:ident $(owing $with_debt:ident)?) => {
+    ($window:ident = $name:literal by $span_us:ident $(owing $with_debt:ident)? $(reading $read_rate:ident)?) => {
         $crate::builder::from_text!($window);
 
         impl $crate::builder::FromRate for $window {
@@ -133,6 +143,12 @@ macro_rules! without_burst {
                     ))),
                 }
             }
+
+            $(
+                fn read_rate(text: &str) -> Result<Rate, ConfigError> {
+                    $read_rate(text)
+                }
+            )?
 
             fn span_us(&self) -> u64 {
                 self.$span_us()
@@ -216,6 +232,28 @@ pub(crate) fn split_number<'t>(
     Ok((before, Some(number)))
 }
 
+/// The numbers that may follow a rate.
+const NUMBERS: [&str; 2] = ["burst", "debt"];
+
+/// Refuses a word behind a rate, which [`split_number`] has left there.
+pub(crate) fn knows_words(text: &str) -> Result<(), ConfigError> {
+    let ends = text.match_indices(' ').map(|(end, _)| text.split_at(end));
+    let Some((rate, rest)) = ends.filter(|(rate, _)| rate.parse::<Rate>().is_ok()).last() else {
+        return Ok(());
+    };
+    let Some(word) = rest.split_whitespace().next() else { return Ok(()) };
+    let rate = rate.trim();
+    Err(ConfigError::new(if let Some(name) = NUMBERS.into_iter().find(|name| *name == word) {
+        format!("{name} has no number; write one, such as \"{rate} {name} 20\"")
+    } else {
+        let meant = did_you_mean(word, NUMBERS);
+        format!(
+            "{word:?} behind the rate {rate} has no meaning; only a burst and a debt follow it, such as \
+             \"{rate} burst 20\"{meant}"
+        )
+    }))
+}
+
 /// What needs no building is an algorithm already: see
 /// [`LimitsBuilder::limit`](crate::LimitsBuilder::limit).
 impl From<Infallible> for ConfigError {
@@ -245,11 +283,25 @@ mod tests {
             (FixedWindow::per(1, Duration::from_nanos(1)).build().map(drop), "whole microseconds"),
             (WindowLog::per_hour(10_001).build().map(drop), "10000"),
             (Concurrency::at_once(0, Duration::from_secs(1)).build().map(drop), "a rate of 0"),
-            ("10/s burst".parse::<Gcra>().map(drop), "\"10/s\""),
+            (
+                "10/s burst".parse::<Gcra>().map(drop),
+                "burst has no number; write one, such as \"10/s burst 20\"",
+            ),
             ("10/s burst 0".parse::<Gcra>().map(drop), "burst of 0"),
             ("10/s burst +2".parse::<Gcra>().map(drop), "\"10/s burst 20\""),
             ("10/s burst 2 3".parse::<Gcra>().map(drop), "\"10/s burst 20\""),
-            ("10/s bursts 2".parse::<Gcra>().map(drop), "\"10/s\""),
+            (
+                "10/s bursts 2".parse::<Gcra>().map(drop),
+                "\"bursts\" behind the rate 10/s has no meaning",
+            ),
+            ("10/s bursts 2".parse::<Gcra>().map(drop), "did you mean \"burst\"?"),
+            ("7 / m  brust 2 debt 3".parse::<Gcra>().map(drop), "\"brust\" behind the rate 7 / m"),
+            ("10/s 5".parse::<FixedWindow>().map(drop), "\"5\" behind the rate 10/s"),
+            ("10 s".parse::<Gcra>().map(drop), "\"10 s\" is not a rate"),
+            (
+                "3".parse::<Concurrency>().map(drop),
+                "a count needs the length of a lease; write \"3/30s\"",
+            ),
             ("3/2251799813685248us".parse::<SlidingCounter>().map(drop), "sliding-log"),
             ("10/s burst 20".parse::<FixedWindow>().map(drop), "no meaning for fixed-window"),
             ("1s 5/s".parse::<BucketedWindow>().map(drop), "bucket 1s rates"),

@@ -20,8 +20,10 @@ use serde::de::{
     Deserialize, DeserializeSeed, Deserializer, Error, IgnoredAny, MapAccess, SeqAccess, Visitor,
 };
 
+use crate::algorithms::Concurrency;
 use crate::any_algorithm::AnyAlgorithm;
 use crate::any_algorithm::text::{algorithm_names, unknown};
+use crate::builder::FromRate as _;
 use crate::error::{ConfigError, did_you_mean};
 use crate::limit::{Limit, Limits, name_is_taken};
 use crate::rate::{Period, Rate, period_us};
@@ -386,7 +388,11 @@ impl LimitTable {
         if let Some(algorithm) = algorithm.filter(|name| !AnyAlgorithm::NAMES.contains(name)) {
             return Err(unknown(algorithm).into());
         }
-        let rate = self.text("rate", "\"10/s\"")?.map(str::parse::<Rate>).transpose()?;
+        let read_rate: fn(&str) -> Result<Rate, ConfigError> = match algorithm {
+            Some("concurrency") => Concurrency::read_rate,
+            _ => str::parse,
+        };
+        let rate = self.text("rate", "\"10/s\"")?.map(read_rate).transpose()?;
         let (burst, debt) = (self.number("burst", 1)?, self.number("debt", 0)?);
         let bucket = self.text("bucket", "\"1s\"")?.map(period_us).transpose()?;
         let rates = self.texts("rates", "[\"1000/1s\", \"5000/10s\"]")?.unwrap_or_default();

@@ -44,9 +44,13 @@ impl ConfigError {
     }
 }
 
-/// `; did you mean "burst"?` for the nearest of these names, or nothing if none is near.
-pub(crate) fn did_you_mean<'a>(wrong: &str, known: impl IntoIterator<Item = &'a str>) -> String {
-    let near = known.into_iter().map(|name| (typing_errors(wrong, name), name));
+/// `; did you mean "burst"?` for the nearest of these names, or nothing if none is near. A name
+/// without what follows its first `_` is near, as `at` is to `at_us`.
+pub fn did_you_mean<'a>(wrong: &str, known: impl IntoIterator<Item = &'a str>) -> String {
+    let near = known.into_iter().map(|name| {
+        let is_shortened = name.split_once('_').is_some_and(|(first, _)| first == wrong);
+        (if is_shortened { 1 } else { typing_errors(wrong, name) }, name)
+    });
     let nearest =
         near.filter(|(errors, name)| *errors < name.len() && errors * 3 <= name.len().max(3)).min();
     nearest.map_or_else(String::new, |(_, name)| format!("; did you mean {name:?}?"))

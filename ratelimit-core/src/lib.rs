@@ -237,6 +237,12 @@ pub mod for_memory {
     pub use crate::in_memory::{Compact, step_compact};
 }
 
+/// What `ratelimit-cli` says as this crate does. It may change in any version.
+#[doc(hidden)]
+pub mod for_cli {
+    pub use crate::error::did_you_mean;
+}
+
 /// What the macros of this crate write.
 #[doc(hidden)]
 pub mod __macros {

@@ -1,9 +1,10 @@
 //! JSONL traces, one JSON object per line: `{"at_us": 9500000, "key": "k", "cost": 5}`.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 
 use ratelimit_core::LimitCosts;
+use ratelimit_core::for_cli::did_you_mean;
 use ratelimit_core::store::Op;
 use serde::de::{self, Deserialize, Deserializer, MapAccess, Visitor};
 use serde_json::Value;
@@ -23,6 +24,9 @@ struct Record {
     duration_us: Option<Value>,
 }
 
+/// The fields of a line.
+const FIELDS: [&str; 6] = ["at_us", "key", "keys", "cost", "op", "duration_us"];
+
 /// Whether a line belongs to a trace, even if it is invalid: it has the field that no other object
 /// has.
 pub(crate) fn is_record(line: &[u8]) -> bool {
@@ -37,10 +41,12 @@ pub(crate) fn parse(line: &[u8]) -> Result<InputEntry, BadLine> {
     if !text.trim_start().starts_with('{') {
         return Err("is no JSON object, such as {\"at_us\": 5, \"key\": \"k\"}".to_owned());
     }
-    let record: Record = serde_json::from_str(&text).map_err(|error| reason(&error))?;
+    let record: Record = serde_json::from_str(&text)
+        .map_err(|error| misnamed(&text, &["at_us"]).unwrap_or_else(|| reason(&error)))?;
     let named = record.keys.unwrap_or_default();
     if record.key.is_none() && named.list.is_empty() {
-        return Err("names no caller; add \"key\": \"…\" or \"keys\": {\"ip\": \"…\"}".to_owned());
+        let no_caller = "names no caller; add \"key\": \"…\" or \"keys\": {\"ip\": \"…\"}";
+        return Err(misnamed(&text, &["key", "keys"]).unwrap_or_else(|| no_caller.to_owned()));
     }
     let number =
         |field: &str, value: &Value| whole_number(field, value.as_u64(), &value.to_string());
@@ -68,6 +74,23 @@ pub(crate) fn parse(line: &[u8]) -> Result<InputEntry, BadLine> {
         duration_us: record.duration_us.map(|us| number("duration_us", &us)).transpose()?,
         line: None,
     })
+}
+
+/// The field of a line that may stand in place of one of these, if the line has none of them.
+fn misnamed(text: &str, wanted: &[&str]) -> Option<BadLine> {
+    let fields: BTreeMap<String, de::IgnoredAny> = serde_json::from_str(text).ok()?;
+    if wanted.iter().any(|name| fields.contains_key(*name)) {
+        return None;
+    }
+    let unknown = fields.keys().filter(|name| !FIELDS.contains(&name.as_str()));
+    let meant = |name: &String| did_you_mean(name, wanted.iter().copied());
+    let (name, meant) =
+        unknown.map(|name| (name, meant(name))).min_by_key(|(_, meant)| meant.is_empty())?;
+    Some(format!(
+        "has no {}; {} is no field of a trace{meant}",
+        wanted.join(" or "),
+        quote(name, 40)
+    ))
 }
 
 /// The parser's message with its column but without its line, because the parser sees only one.
@@ -148,6 +171,16 @@ mod tests {
             ("", "no JSON object"),
             ("{", "EOF"),
             ("{}", "`at_us`"),
+            (
+                r#"{"at":5,"key":"k"}"#,
+                "has no at_us; \"at\" is no field of a trace; did you mean \"at_us\"?",
+            ),
+            (r#"{"a":1,"at_uss":5,"b":1}"#, "\"at_uss\" is no field of a trace; did you mean"),
+            (r#"{"time":5,"key":"k"}"#, "has no at_us; \"time\" is no field of a trace"),
+            (
+                r#"{"at_us":5,"kye":"k"}"#,
+                "has no key or keys; \"kye\" is no field of a trace; did you mean \"key\"?",
+            ),
             ("[5, \"k\"]", "no JSON object"),
             (r#"{"at_us": 1}"#, "no caller"),
             (r#"{"at_us": 1, "keys": {"ip": null}}"#, "no caller"),

@@ -17,7 +17,7 @@ use alloc::format;
 use crate::builder::{AlgorithmBuilder, without_burst};
 use crate::entries::{LogState, LoggedWindow};
 use crate::error::ConfigError;
-use crate::rate::Rate;
+use crate::rate::{Rate, whole_number};
 
 /// The largest limit: each step reads all leases.
 const MAX_LIMIT: u64 = 10_000;
@@ -70,7 +70,19 @@ impl Concurrency {
     }
 }
 
-without_burst!(Concurrency = "concurrency" by lease_us);
+without_burst!(Concurrency = "concurrency" by lease_us reading read_rate);
+
+/// The count and the length of a lease. A count alone lacks the length.
+fn read_rate(text: &str) -> Result<Rate, ConfigError> {
+    let count = text.trim();
+    text.parse().map_err(|error| match whole_number(count) {
+        Some(1..) => ConfigError::new(format!(
+            "a count needs the length of a lease; write \"{count}/30s\" for {count} at the same time, each \
+             for at most half a minute"
+        )),
+        _ => error,
+    })
+}
 
 impl Concurrency {
     /// `count` at the same time, each for at most `lease`, to be finished with

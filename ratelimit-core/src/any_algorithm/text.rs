@@ -119,6 +119,8 @@ mod tests {
             ("10/s burst 20", "accepted are gcra, token-bucket"),
             ("gcra", "\"10/s\""),
             ("gcra 10/s burst twenty", "burst is \"twenty\""),
+            ("gcra 10/s bursts 3", "did you mean \"burst\"?"),
+            ("concurrency 3", "write \"3/30s\""),
             ("fixed-window 10/s burst 20", "no meaning for fixed-window"),
             ("sliding-log 10/s debt 5", "debt has no meaning for sliding-log"),
             ("gcra 10/s debt much", "debt is \"much\""),

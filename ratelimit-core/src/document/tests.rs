@@ -109,6 +109,7 @@ const WRONG_LIMITS: &[(&str, &[&str])] = &[
         &["burst has no meaning", "line 5, column 9"],
     ),
     ("algorithm = 'window-log'\nrate = '10001/h'", &["10000", "first-request-window"]),
+    ("algorithm = 'concurrency'\nrate = '3'", &["write \"3/30s\"", "line 4, column 8"]),
     (
         "algorithm = 'concurrency'\nrate = '1/s'\ncount = 'attempts'",
         &["no meaning for concurrency"],
