@@ -141,11 +141,14 @@ impl<S: Store<A>, A: Algorithm + Clone + PartialEq> Reload<S, A> {
     /// Limits that are not [valid](Self::validate), or not what a [part](Self::part) requires. The
     /// limits in force stay.
     pub fn replace(&self, limits: Limits<A>) -> Result<PolicyChanges, Arc<ReloadError>> {
-        self.attempt(|| Ok(limits))
+        self.attempt(None, || Ok(limits))
     }
+
+    /// Replaces the limits by these, which are from this file, if they are from one.
 
     fn attempt(
         &self,
+        path: Option<&Path>,
         limits: impl FnOnce() -> Result<Limits<A>, ReloadError>,
     ) -> Result<PolicyChanges, Arc<ReloadError>> {
         let mut state = lock(&self.shared.state);
@@ -153,8 +156,10 @@ impl<S: Store<A>, A: Algorithm + Clone + PartialEq> Reload<S, A> {
             let validate = || state.validate.as_ref().map_or(Ok(()), |validate| validate(&limits));
             // Code of others. Its panic would end a watch without a word.
             let panicked = |_| Err(ConfigError::new("the function given to `validate` panicked"));
-            catch_unwind(AssertUnwindSafe(validate)).unwrap_or_else(panicked)?;
-            part::check(&limits, &state.requirements)?;
+            let checked = catch_unwind(AssertUnwindSafe(validate)).unwrap_or_else(panicked);
+            let checked = checked.and_then(|()| part::check(&limits, &state.requirements));
+            let path = || path.map(Path::to_path_buf);
+            checked.map_err(|error| ReloadError::Limits { path: path(), error })?;
             Ok(limits)
         });
         match valid {
@@ -190,7 +195,7 @@ impl<S: Store<AnyAlgorithm>> Reload<S> {
     /// # Errors
     /// A document that is no policy; and as [`replace`](Self::replace). The limits in force stay.
     pub fn read(&self, document: &str) -> Result<PolicyChanges, Arc<ReloadError>> {
-        self.attempt(|| parse_limits(None, document))
+        self.attempt(None, || parse_limits(None, document))
     }
 
     /// Replaces the limits by those of this file.
@@ -203,7 +208,7 @@ impl<S: Store<AnyAlgorithm>> Reload<S> {
     ) -> Result<PolicyChanges, Arc<ReloadError>> {
         let path = path.as_ref();
         let document = watch::document(path).await;
-        self.attempt(|| parse_limits(Some(path), &document?))
+        self.attempt(Some(path), || parse_limits(Some(path), &document?))
     }
 }
 
@@ -279,7 +284,7 @@ pub enum ReloadError {
         error: std::io::Error,
     },
     /// The document is no policy.
-    #[error("{}{error}", path.as_ref().map_or_else(String::new, |path| format!("the policy {}: ", path.display())))]
+    #[error("{}{error}", of_file(path.as_deref()))]
     #[non_exhaustive]
     Document {
         /// The file, if it is from one.
@@ -288,6 +293,16 @@ pub enum ReloadError {
         error: Box<dyn std::error::Error + Send + Sync>,
     },
     /// The limits are not valid here.
-    #[error(transparent)]
-    Limits(#[from] ConfigError),
+    #[error("{}{error}", of_file(path.as_deref()))]
+    #[non_exhaustive]
+    Limits {
+        /// The file, if they are from one.
+        path: Option<PathBuf>,
+        /// What is wrong, with the limit.
+        error: ConfigError,
+    },
+}
+
+fn of_file(path: Option<&Path>) -> String {
+    path.map_or_else(String::new, |path| format!("the policy {}: ", path.display()))
 }

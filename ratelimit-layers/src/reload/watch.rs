@@ -58,7 +58,7 @@ impl<S: Store<AnyAlgorithm> + 'static> Reload<S> {
                     continue;
                 }
                 judged = look;
-                match reload.attempt(|| parse_limits(Some(&path), &document?)) {
+                match reload.attempt(Some(&path), || parse_limits(Some(&path), &document?)) {
                     Ok(changes) if changes.is_empty() => {}
                     // Code of others: its panic, which the panic hook reports, does not end the
                     // watch.

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use ratelimit_core::{AnyAlgorithm, Limits, ManualClock, RateLimiter};
+use ratelimit_core::{AnyAlgorithm, ConfigError, Limits, ManualClock, RateLimiter};
 use ratelimit_layers::{Fallback, Part, PolicyChanges, Reload, ReloadError};
 
 use crate::common::{BEGIN, Memory, memory};
@@ -210,13 +210,23 @@ async fn a_panic_of_those_who_are_told_or_asked_ends_no_watch() {
     assert_eq!(watched.take_reports(), ["added loud; removed burst"]);
     let valid = |limits: &Limits<AnyAlgorithm>| {
         assert_ne!(limits.as_slice()[0].name(), "wrong", "as the test wants it");
-        Ok(())
+        let refused = limits.as_slice()[0].name() == "refused";
+        if refused { Err(ConfigError::new("as the test wants it")) } else { Ok(()) }
     };
     let _ = watched.reload.clone().validate(valid).expect("valid");
     replace(&watched.path, &policy(&[("wrong", 5)]));
     watched.looks(5).await;
-    assert_eq!(watched.take_reports(), ["error: the function given to `validate` panicked"]);
+    let told = watched.take_reports();
+    assert!(told.len() == 1 && told[0].ends_with("the function given to `validate` panicked"));
+    assert!(told[0].contains("policy.toml: "), "{told:?}");
     assert!(watched.reload.last_error().is_some());
+    replace(&watched.path, &policy(&[("refused", 5)]));
+    watched.looks(5).await;
+    let told = watched.take_reports();
+    assert!(told.len() == 1 && told[0].ends_with("policy.toml: as the test wants it"), "{told:?}");
+    // Without a file, none is named.
+    let refused = watched.reload.read(&policy(&[("refused", 5)])).expect_err("refused");
+    assert_eq!(refused.to_string(), "as the test wants it");
     replace(&watched.path, &policy(&[("right", 7)]));
     watched.looks(5).await;
     assert_eq!((watched.take_reports().len(), capacity(&watched.reload)), (1, 7));
