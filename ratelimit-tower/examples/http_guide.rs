@@ -22,9 +22,10 @@ use ratelimit_core::{
 use ratelimit_layers::Reload;
 use ratelimit_memory::MemoryStore;
 use ratelimit_tower::{
-    Advice, BusyWait, Charge, Choice, ClientAddress, Decisions, Fields, Grpc, Hold, IdentifyError,
-    Meter, OnStoreError, ProxyHeader, RateLimitLayer, Rejection, Unit, WaitError, WaitLayer,
-    Waiter, XRateLimit, extension, header, matched_route, optional, path_param, unauthorized,
+    Advice, BusyWait, Charge, Checked, Choice, ClientAddress, Decisions, Fields, Grpc, Hold,
+    IdentifyError, Meter, OnStoreError, ProxyHeader, RateLimitLayer, Rejection, Unit, WaitError,
+    WaitLayer, Waiter, XRateLimit, extension, header, matched_route, optional, path_param,
+    unauthorized,
 };
 
 /// A customer, as authentication leaves it in the extensions of a request.
@@ -45,10 +46,9 @@ fn identify() -> Result<Layer, ConfigError> {
         .by(["customer"])
         .build()?;
     let limiter = RateLimiter::new(limits, MemoryStore::new());
-    RateLimitLayer::new(limiter)
+    Ok(RateLimitLayer::new(limiter)
         .by("ip", ClientAddress::behind(["10.0.0.0/8"], ProxyHeader::XForwardedFor)?)
-        .by("customer", extension(|customer: &Customer| Some(customer.name.as_str().into())))
-        .checked()
+        .by("customer", extension(|customer: &Customer| Some(customer.name.as_str().into()))))
 }
 
 fn keys(layer: Layer) -> Layer {
@@ -108,7 +108,7 @@ fn in_order(per_address: Layer, per_customer: Layer, other_routes: Router) -> Ro
         .layer(per_address) // first: it limits what authentication refuses, too
 }
 
-type Shared = RateLimitLayer<Arc<MemoryStore<AnyAlgorithm>>>;
+type Shared = Checked<RateLimitLayer<Arc<MemoryStore<AnyAlgorithm>>>>;
 
 fn one_policy(
     limits: Limits<AnyAlgorithm>,

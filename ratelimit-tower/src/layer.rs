@@ -10,6 +10,7 @@ use ratelimit_core::{
 };
 use tower_layer::Layer;
 
+use crate::checked::Checked;
 use crate::config::{Choice, Config, Cost, Limiters, OnStoreError};
 use crate::fields::Fields;
 use crate::gate::Gate;
@@ -216,7 +217,7 @@ impl<S: Store<A>, A: Quota + 'static, R, M> RateLimitLayer<S, A, R, M> {
     /// Checks that every limit's identifiers have a source, and that its algorithm
     /// [suits](ratelimit_core::Limit::check_reserving) a layer that [reserves](Self::reserve), or
     /// one that does not. A layer without this check refuses all requests to limits that lack a
-    /// source or cannot be reserved.
+    /// source or cannot be reserved. Call it last: a [checked](Checked) layer does not change.
     ///
     /// Nothing is known of the limits among which a layer [chooses](Self::choosing):
     /// [`check`](Self::check) each of them.
@@ -224,12 +225,12 @@ impl<S: Store<A>, A: Quota + 'static, R, M> RateLimitLayer<S, A, R, M> {
     /// # Errors
     /// A limit that counts by an identifier without a source, or whose algorithm does not suit the
     /// layer.
-    pub fn checked(self) -> Result<Self, ConfigError> {
+    pub fn checked(self) -> Result<Checked<Self>, ConfigError> {
         if let Limiters::One(limiter) = &self.config.limiters {
             self.check(limiter.limits())?;
         }
         self.config.require()?;
-        Ok(self)
+        Ok(Checked::new(self))
     }
 
     /// The same for each of these limits: limits among which the layer [chooses](Self::choosing),

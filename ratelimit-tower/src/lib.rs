@@ -133,6 +133,7 @@ use std::pin::Pin;
 
 mod address;
 mod caller;
+mod checked;
 mod config;
 mod decisions;
 mod fields;
@@ -151,6 +152,7 @@ mod service;
 mod wait;
 
 pub use address::{ClientAddress, PeerAddress, ProxyHeader};
+pub use checked::Checked;
 pub use config::{Choice, OnStoreError};
 pub use decisions::Decisions;
 pub use fields::advice::{Advice, AdvisedLimit, AdvisedPolicy};
