@@ -1,5 +1,6 @@
 //! [`Refusal`]: a request that no state could satisfy.
 
+use alloc::format;
 use alloc::string::String;
 
 use crate::error::ErrorKind;
@@ -63,6 +64,16 @@ pub enum Refusal {
         /// The limit's name.
         limit: String,
     },
+    /// A [lease](crate::Request::lease_now) under a limit that grants none: dropping it would give
+    /// the charge back, and nothing would be limited.
+    #[error(
+        "limit {limit:?}: its algorithm grants no leases, and a charge that ends with a value limits nothing; \
+         use check, reserve and settle, or the algorithm concurrency"
+    )]
+    GrantsNoLease {
+        /// The limit's name.
+        limit: String,
+    },
     /// A reservation of cost 0.
     #[error("limit {limit:?}: a cost of 0 reserves nothing; reserve at least 1")]
     ReservesNothing {
@@ -102,10 +113,14 @@ pub enum Refusal {
     /// The id has no reservation for these identifiers: it never had one, it has expired, or it is
     /// for others.
     #[error(
-        "{id} has no reservation for these identifiers: it never had one, it has expired, or it is for \
-         others"
+        "{}{id} has no reservation for these identifiers: it never had one, it has ended, or it is for \
+         others; renew the next one before it ends (a lease within its length, any other within an hour)",
+        limit.as_ref().map_or_else(String::new, |limit| format!("limit {limit:?}: "))
     )]
     UnknownReservation {
+        /// The limit of the batch that has none: the first, or the first whose lease has ended.
+        /// `None` of a batch without limits.
+        limit: Option<String>,
         /// The id.
         id: ReservationId,
     },
@@ -164,17 +179,18 @@ impl Refusal {
             Self::MissingIdentifier { limit, .. }
             | Self::Unsupported { limit, .. }
             | Self::CannotReserve { limit }
+            | Self::GrantsNoLease { limit }
             | Self::ReservesNothing { limit }
             | Self::Metadata { limit, .. }
             | Self::Settled { limit, .. }
             | Self::Reserved { limit, .. }
             | Self::OtherChecks { limit, .. }
             | Self::Pending { limit, .. } => Some(limit),
+            Self::UnknownReservation { limit, .. } => limit.as_deref(),
             Self::NoLimitApplies { .. }
             | Self::UnknownLimit { .. }
             | Self::NoId { .. }
-            | Self::EndOfTime { .. }
-            | Self::UnknownReservation { .. } => None,
+            | Self::EndOfTime { .. } => None,
         }
     }
 
@@ -182,7 +198,9 @@ impl Refusal {
     #[must_use]
     pub const fn kind(&self) -> ErrorKind {
         match self {
-            Self::Unsupported { .. } | Self::CannotReserve { .. } => ErrorKind::Unsupported,
+            Self::Unsupported { .. } | Self::CannotReserve { .. } | Self::GrantsNoLease { .. } => {
+                ErrorKind::Unsupported
+            }
             Self::EndOfTime { .. } => ErrorKind::Config,
             Self::UnknownReservation { .. } => ErrorKind::Ended,
             Self::NoLimitApplies { .. }
@@ -231,11 +249,13 @@ mod tests {
             ),
             (Refusal::Unsupported { limit: limit(), op: Op::Force }, ErrorKind::Unsupported, true),
             (Refusal::CannotReserve { limit: limit() }, ErrorKind::Unsupported, true),
+            (Refusal::GrantsNoLease { limit: limit() }, ErrorKind::Unsupported, true),
             (Refusal::ReservesNothing { limit: limit() }, ErrorKind::Invalid, true),
             (Refusal::NoId { op: Op::Settle }, ErrorKind::Invalid, false),
             (Refusal::EndOfTime { now_us: 1 }, ErrorKind::Config, false),
             (Refusal::Metadata { limit: limit(), bytes: 2, most: 1 }, ErrorKind::Invalid, true),
-            (Refusal::UnknownReservation { id }, ErrorKind::Ended, false),
+            (Refusal::UnknownReservation { limit: None, id }, ErrorKind::Ended, false),
+            (Refusal::UnknownReservation { limit: Some(limit()), id }, ErrorKind::Ended, true),
             (Refusal::Settled { limit: limit(), id, at: 1 }, ErrorKind::Invalid, true),
             (Refusal::Reserved { limit: limit(), id, at: 1 }, ErrorKind::Invalid, true),
             (Refusal::OtherChecks { limit: limit(), id, reserved: text }, ErrorKind::Invalid, true),

@@ -19,7 +19,7 @@ fn of_no_checks<A: Algorithm>(batch: &Batch<'_, A>) -> Result<Option<Verdict>> {
     batch.validate()?;
     match (batch.checks(), batch.reservation_id()) {
         ([], Some(id)) if batch.operation().needs_id() => {
-            Err(Refusal::UnknownReservation { id }.into())
+            Err(Refusal::UnknownReservation { limit: None, id }.into())
         }
         ([], _) => Ok(Some(Verdict::several(Vec::new()))),
         _ => Ok(None),

@@ -141,13 +141,14 @@ impl<A: Algorithm, M: Mode<A>, C: Connection> Across<'_, A, M, C> {
         match self.whole.operation() {
             Op::Acquire | Op::Peek => self.in_waves().await,
             Op::Extend => {
-                let mut known = self.knows_id().await?.into_iter();
+                let unknown = self.unknown_to().await?;
+                if let Some(refusal) = self.unknown_to_all(&unknown) {
+                    return Err(refusal.into());
+                }
+                let mut known = unknown.iter().map(Option::is_none);
                 let parts = std::mem::take(&mut self.parts).into_iter();
                 let (known, mut parts) = parts.partition(|_| known.next().unwrap_or_default());
                 self.parts = known;
-                if let (Some(id), []) = (self.whole.reservation_id(), &self.parts[..]) {
-                    return Err(Refusal::UnknownReservation { id }.into());
-                }
                 let extended = self.in_waves().await?;
                 let shown = parts.iter().map(|part| self.untouched(part));
                 let mut verdicts = all_of_lookups(&parts, shown).await?;
@@ -251,30 +252,21 @@ impl<A: Algorithm, M: Mode<A>, C: Connection> Across<'_, A, M, C> {
             // Before anything is done.
             refuse_unsupported(whole)?;
         }
-        let known = match whole.reservation_id() {
-            None => vec![true; parts.len()],
+        let unknown = match whole.reservation_id() {
+            None => parts.iter().map(|_| None).collect(),
             // An earlier request under the id in one slot may refuse the whole batch.
-            Some(id) => {
-                let known = self.knows_id().await?;
-                // As on one server, no lease of a renewal may have ended.
-                let has_lease = |part: &Part<'_, A>| {
-                    part.checks.iter().any(|check| check.limit.algorithm().has_leases())
-                };
-                let lease_has_ended = whole.operation() == Op::Renew
-                    && parts.iter().zip(&known).any(|(part, known)| !known && has_lease(part));
-                if settles && (lease_has_ended || !known.contains(&true)) {
-                    return Err(Refusal::UnknownReservation { id }.into());
-                }
-                known
-            }
+            Some(_) => self.unknown_to().await?,
         };
-        let of_part = async |(part, known): (&Part<'_, A>, &bool)| {
-            if !known {
+        if let Some(refusal) = self.unknown_to_all(&unknown).filter(|_| settles) {
+            return Err(refusal.into());
+        }
+        let of_part = async |(part, unknown): (&Part<'_, A>, &Option<Refusal>)| {
+            if unknown.is_some() {
                 return self.untouched(part).await;
             }
             M::decide(store, &part.batch(whole)?, *deadline, None).await
         };
-        let verdicts = self.all_of(parts.iter().zip(&known).map(of_part)).await?;
+        let verdicts = self.all_of(parts.iter().zip(&unknown).map(of_part)).await?;
         Ok(join(parts, &verdicts))
     }
 
@@ -311,25 +303,45 @@ impl<A: Algorithm, M: Mode<A>, C: Connection> Across<'_, A, M, C> {
         Ok(Verdict::several(decisions).with_accounts(verdict.accounts()))
     }
 
-    /// Whether the slot of each part knows the batch's id.
-    async fn knows_id(&self) -> Result<Vec<bool>> {
+    /// The refusal of each part whose slot does not know the batch's id.
+    async fn unknown_to(&self) -> Result<Vec<Option<Refusal>>> {
         let trying = self.parts.iter().map(async |part| {
             let part = part.batch(self.whole)?;
             match M::would_decide(self.store, &part, self.deadline, false).await {
-                Ok(_) => Ok(true),
+                Ok(_) => Ok(None),
                 // As on one server: an error only if no slot has a reservation.
-                Err(RedisError::Refused(Refusal::UnknownReservation { .. })) => Ok(false),
+                Err(RedisError::Refused(unknown @ Refusal::UnknownReservation { .. })) => {
+                    Ok(Some(unknown))
+                }
                 // A read-only question does not remove a corrupt value, and the batch fails as long
                 // as the value is there. Running the part in this slot removes the value and is
                 // refused. If the value has disappeared meanwhile, the part is done as requested,
                 // and under an id not twice.
                 Err(RedisError::Corrupt { .. }) if self.whole.operation() != Op::Peek => {
-                    M::decide(self.store, &part, self.deadline, None).await.map(|_| true)
+                    M::decide(self.store, &part, self.deadline, None).await.map(|_| None)
                 }
                 Err(error) => Err(error),
             }
         });
         all_of_lookups(&self.parts, trying).await
+    }
+
+    /// The refusal of the whole batch by what is [unknown](Self::unknown_to) to its slots: none
+    /// knows the id, or, as on one server, a lease of a renewal has ended.
+    fn unknown_to_all(&self, unknown: &[Option<Refusal>]) -> Option<Refusal> {
+        let renews = self.whole.operation() == Op::Renew;
+        let checks = self.whole.checks().iter().enumerate();
+        // The place of the limit that a refusal names, and whether that has no leases to end.
+        let place = |refusal: &&Refusal| {
+            let mut checks = checks.clone();
+            let named = checks.find(|(_, check)| refusal.limit() == Some(check.limit.name()));
+            let has_lease = |check: &Check<'_, A>| check.limit.algorithm().has_leases();
+            let lives_on = !named.is_some_and(|(_, check)| renews && has_lease(check));
+            (lives_on, named.map(|(position, _)| position))
+        };
+        let first = unknown.iter().flatten().min_by_key(place)?;
+        let refuses = unknown.iter().all(Option::is_some) || !place(&first).0;
+        refuses.then(|| first.clone())
     }
 }
 

@@ -201,7 +201,7 @@ impl<A: Algorithm> Batch<'_, A> {
         let mut known = !self.op.needs_id();
         // If one lease of the batch has ended, another caller may have its place: the renewal is
         // refused even if the other checks still hold theirs.
-        let mut lease_has_ended = false;
+        let mut ended_lease = None;
         for (position, check) in checks {
             let algorithm = check.limit.algorithm();
             let life_us = check.limit.reservation_us().unwrap_or(Reservation::LIFE_US);
@@ -219,7 +219,9 @@ impl<A: Algorithm> Batch<'_, A> {
             let about = self.id_state(check, id, known_as)?;
             let is_known = !matches!(about, IdState::Unknown);
             known |= is_known;
-            lease_has_ended |= !is_known && self.op == Op::Renew && algorithm.has_leases();
+            if !is_known && self.op == Op::Renew && algorithm.has_leases() {
+                ended_lease = ended_lease.or(Some(check.limit.name()));
+            }
             let state = states.get(position);
             let at = algorithm.charged_at(state, now);
             let (step, forgiven, left) = match about {
@@ -272,7 +274,12 @@ impl<A: Algorithm> Batch<'_, A> {
             };
             steps.push((step, forgiven, left.map(|left| (left.ends(life_us), left))));
         }
-        if known && !lease_has_ended { Ok(steps) } else { Err(Refusal::UnknownReservation { id }) }
+        if known && ended_lease.is_none() {
+            return Ok(steps);
+        }
+        let first = || self.checks.first().map(|check| check.limit.name());
+        let limit = ended_lease.or_else(first).map(Into::into);
+        Err(Refusal::UnknownReservation { limit, id })
     }
 
     /// What the check knows about the id, from its live reservation.

@@ -3,7 +3,9 @@
 use crate::algorithms::Algorithm;
 use crate::decision::Verdict;
 use crate::identifiers::Identifiers;
+use crate::limit::Limit;
 use crate::limiter::Request;
+use crate::refusal::Refusal;
 use crate::reservation::ReservationId;
 use crate::store_traits::SyncStore;
 
@@ -12,8 +14,9 @@ impl<'a, S: SyncStore<A>, A: Algorithm, C: Identifiers + ?Sized> Request<'a, S, 
     /// none.
     ///
     /// This is for [`Concurrency`](crate::Concurrency) limits. Under a limit of a rate, dropping
-    /// the value would settle the charge at 0, and nothing would be limited: use
-    /// [`check_now`](Self::check_now) there.
+    /// the value would settle the charge at 0, and nothing would be limited. So a request to which
+    /// such a limit applies is [refused](Refusal::GrantsNoLease), unless that is in shadow mode:
+    /// use [`check_now`](Self::check_now) there.
     ///
     /// ```
     /// # use ratelimit_core::*;
@@ -27,8 +30,9 @@ impl<'a, S: SyncStore<A>, A: Algorithm, C: Identifiers + ?Sized> Request<'a, S, 
     /// ```
     ///
     /// # Errors
-    /// The store's error; a limit without reservations. A denial is not an error.
+    /// The store's error; a limit without leases. A denial is not an error.
     pub fn lease_now(self) -> Result<Leased<'a, S, A, C>, S::Error> {
+        self.grants_leases()?;
         let request = match self.id {
             Some(_) => self,
             None => self.with_drawn_id(ReservationId::random()),
@@ -39,6 +43,18 @@ impl<'a, S: SyncStore<A>, A: Algorithm, C: Identifiers + ?Sized> Request<'a, S, 
         } else {
             Leased::Denied(verdict)
         })
+    }
+
+    /// Refuses a limit that applies and grants no leases.
+    fn grants_leases(&self) -> Result<(), Refusal> {
+        let mut limits = self.limiter.limits().iter();
+        let lacks = |limit: &&Limit<A>| {
+            let grants = limit.algorithm().has_leases();
+            !grants && !limit.is_shadow() && limit.key_for(self.caller).is_some()
+        };
+        limits
+            .find(lacks)
+            .map_or(Ok(()), |limit| Err(Refusal::GrantsNoLease { limit: limit.name().into() }))
     }
 }
 

@@ -46,7 +46,9 @@ fn a_lease_is_released_when_it_is_dropped_and_lives_as_long_as_it_is_renewed() {
     let late = second.renew_now().expect_err("it is over");
     let id = second.id().expect("a lease has one");
     assert_eq!(late.kind(), ErrorKind::Ended);
-    assert!(late.to_string().starts_with(&format!("{id} has no reservation")), "{late}");
+    let said = late.to_string();
+    assert!(said.starts_with(&format!("limit \"slots\": {id} has no reservation")), "{said}");
+    assert!(said.contains("renew the next one before it ends"), "{said}");
     // Another lease has its place, and keeps it.
     assert!(limiter.check_n_now("a", 2).expect("decides").allowed());
     drop(second);
@@ -66,9 +68,33 @@ fn a_renewal_is_refused_once_any_of_several_leases_has_ended_wherever_it_stands(
         clock.advance(Duration::from_secs(30));
         let late = limiter.request("a").id(ID).renew_now().expect_err("one has ended");
         assert_eq!(late.kind(), ErrorKind::Ended, "{order:?}");
+        assert!(late.to_string().starts_with("limit \"l0\": "), "{order:?}: {late}");
         // What lives on is settled.
         assert!(limiter.request("a").id(ID).cost(0).settle_now().expect("two live").allowed());
         assert_eq!(remaining(&limiter), 9, "{order:?}");
+    }
+}
+
+#[test]
+fn a_lease_is_refused_where_a_limit_that_applies_grants_none_and_charges_nothing() {
+    let rate = || limit("rate", "gcra 5/s");
+    let by_user = rate().by(["user"]).expect("a name");
+    for (limits, refused) in [
+        ([rate(), limit("slots", SLOTS)], true),
+        ([limit("slots", SLOTS), rate()], true),
+        ([limit("slots", SLOTS), rate().shadow()], false),
+        ([limit("slots", SLOTS), by_user], false),
+    ] {
+        let (limiter, _) = limiter(limits, |builder| builder);
+        let before = remaining(&limiter);
+        match limiter.request("a").lease_now() {
+            Err(error) => {
+                assert!(refused && error.kind() == ErrorKind::Unsupported, "{error}");
+                assert!(error.to_string().starts_with("limit \"rate\": "), "{error}");
+                assert_eq!(remaining(&limiter), before);
+            }
+            Ok(leased) => assert!(!refused && matches!(leased, Leased::Granted(_))),
+        }
     }
 }
 

@@ -152,7 +152,7 @@ async fn a_renewal_is_refused_if_one_of_its_leases_has_ended() {
     let _ = apply_at(&store, &both, Op::Acquire, Some(7), at(begins_us)).await.expect("decides");
     let kept = tell(&server, &["GET", &store.reservation_key(&long, "a", ReservationId::new(7))]);
     let renewed = apply_at(&store, &both, Op::Renew, Some(7), at(begins_us + 2_000_000)).await;
-    fails(renewed, ErrorKind::Ended, "");
+    fails(renewed, ErrorKind::Ended, "limit \"short\": ");
     let left = tell(&server, &["GET", &store.reservation_key(&long, "a", ReservationId::new(7))]);
     assert_eq!(left, kept);
 }
