@@ -63,7 +63,7 @@ struct OfLimit<'d> {
 }
 
 impl From<(&Decision, Account)> for Told {
-    fn from((decision, Account { owed, forgiven }): (&Decision, Account)) -> Self {
+    fn from((decision, Account { owed, forgiven, .. }): (&Decision, Account)) -> Self {
         Self {
             allowed: decision.allowed,
             limit: Some(decision.limit),
@@ -89,6 +89,7 @@ impl<'d> DecisionLine<'d> {
         let account = of_all.fold(Account::default(), |most, one| Account {
             owed: most.owed.max(one.owed),
             forgiven: most.forgiven.max(one.forgiven),
+            charged: None,
         });
         let mut summary = Told::from((verdict.summary(), account));
         if verdict.is_unlimited() {

@@ -13,6 +13,7 @@ use alloc::sync::Arc;
 use derive_where::derive_where;
 
 use crate::algorithms::Algorithm;
+use crate::decision::{Decision, Verdict};
 use crate::error::ConfigError;
 use crate::limit::Limit;
 use crate::op::{Now, Op};
@@ -176,6 +177,22 @@ impl<'a, A: Algorithm> Batch<'a, A> {
     #[must_use]
     pub const fn metadata_given(&self) -> &[u8] {
         self.metadata
+    }
+
+    /// The checks that the request brought over the threshold at which their limits
+    /// [warn](Limit::warn_at_percent), by this verdict on the batch, each with its decision. None
+    /// of a peek.
+    pub fn warned<'v>(
+        &self,
+        verdict: &'v Verdict,
+    ) -> impl Iterator<Item = (&'a Check<'a, A>, &'v Decision)> + use<'a, 'v, A> {
+        let checks = if self.op == Op::Peek { &[] } else { self.checks };
+        let decided = checks.iter().zip(verdict.decisions()).enumerate();
+        let warned = decided.filter(|(position, (check, decision))| {
+            let account = || verdict.account(*position);
+            check.limit.is_crossed(decision, account, verdict.allowed())
+        });
+        warned.map(|(_, decided)| decided)
     }
 
     /// Refuses requests that no state could satisfy. [`decide`] calls it; a store that decides

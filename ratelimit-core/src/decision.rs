@@ -95,7 +95,7 @@ struct VerdictExtras {
     /// positions.
     positions: Option<Box<[usize]>>,
     /// The decisions of shadow limits, with their positions in the policy.
-    shadow: Vec<(usize, Decision)>,
+    shadow: Vec<(usize, Decision, Account)>,
     source: Source,
     is_unrecorded: bool,
     /// What is not 0, with the position of its decision.
@@ -111,6 +111,10 @@ pub struct Account {
     /// What a forced charge or a settlement used and the limit did not charge, because it passes
     /// capacity and debt. Rounded up.
     pub forgiven: u64,
+    /// What the request was to charge, if that is not the decision's cost: the difference to what
+    /// was reserved, or nothing of a refund or a request that is repeated under its id. Only told
+    /// of a limit that [warns](crate::Limit::warn_at_percent).
+    pub charged: Option<u64>,
 }
 
 /// Where a [`Verdict`] comes from.
@@ -193,7 +197,7 @@ impl Verdict {
 
     /// The same verdict beside the decisions of shadow limits, each with its position in the
     /// policy.
-    pub(crate) fn with_shadow(self, shadow: Vec<(usize, Decision)>) -> Self {
+    pub(crate) fn with_shadow(self, shadow: Vec<(usize, Decision, Account)>) -> Self {
         if shadow.is_empty() { self } else { self.with_extras(|extras| extras.shadow = shadow) }
     }
 
@@ -213,7 +217,7 @@ impl Verdict {
     }
 
     /// The decisions of shadow limits, with their positions in the policy.
-    pub(crate) fn shadow(&self) -> &[(usize, Decision)] {
+    pub(crate) fn shadow(&self) -> &[(usize, Decision, Account)] {
         self.extras().map_or(&[], |extras| &extras.shadow)
     }
 
@@ -241,7 +245,7 @@ impl Verdict {
     /// in the verdict.
     #[must_use]
     pub fn shadow_decisions(&self) -> impl ExactSizeIterator<Item = &Decision> {
-        self.shadow().iter().map(|(_, decision)| decision)
+        self.shadow().iter().map(|(_, decision, _)| decision)
     }
 
     /// Adds each limit's account (owed, forgiven), by the position of its decision. Zero accounts
@@ -448,7 +452,7 @@ mod tests {
         for decisions in [vec![], vec![ADMITTED], vec![ADMITTED, ADMITTED]] {
             let plain = Verdict::several(decisions.clone())
                 .at_positions([3, 4].into_iter().take(decisions.len()));
-            let more = plain.clone().with_shadow(vec![(1, DENIED)]).with_source(Source::Fallback);
+            let more = plain.clone().with_shadow(vec![(1, DENIED, Account::default())]).with_source(Source::Fallback);
             assert_eq!(more.shadow_decisions().collect::<Vec<_>>(), [&DENIED]);
             assert_eq!((plain.source(), more.source()), (Source::Store, Source::Fallback));
             assert_eq!((more.decisions(), more.summary()), (plain.decisions(), plain.summary()));

@@ -26,7 +26,7 @@ use crate::any_algorithm::text::{algorithm_names, unknown};
 use crate::builder::FromRate as _;
 use crate::error::{ConfigError, did_you_mean};
 use crate::limit::{Limit, Limits, name_is_taken};
-use crate::rate::{Period, Rate, period_us};
+use crate::rate::{Period, Rate, period_us, whole_number};
 
 /// The whole document: `[[limit]]` tables.
 #[derive(serde::Deserialize)]
@@ -44,7 +44,7 @@ struct Document {
 struct Tables(Vec<Limit<AnyAlgorithm>>);
 
 /// The fields of a `[[limit]]`.
-const FIELDS: [&str; 12] = [
+const FIELDS: [&str; 13] = [
     "name",
     "key",
     "algorithm",
@@ -55,6 +55,7 @@ const FIELDS: [&str; 12] = [
     "required",
     "shadow",
     "on_outage",
+    "warn",
     "bucket",
     "rates",
 ];
@@ -376,10 +377,13 @@ impl LimitTable {
         if self.truth("shadow")? {
             limit = limit.shadow();
         }
-        Ok(match self.text("on_outage", "\"closed\"")? {
-            None => limit,
-            Some(on_outage) => limit.on_outage(on_outage.parse()?),
-        })
+        if let Some(on_outage) = self.text("on_outage", "\"closed\"")? {
+            limit = limit.on_outage(on_outage.parse()?);
+        }
+        match self.text("warn", SUCH_AS_WARN)? {
+            None => Ok(limit),
+            Some(warn) => limit.warn_at_percent(percent(warn)?),
+        }
     }
 
     fn algorithm(&self) -> Result<AnyAlgorithm, Fault> {
@@ -451,6 +455,19 @@ impl LimitTable {
             }
         }
     }
+}
+
+/// An example of the field `warn`.
+const SUCH_AS_WARN: &str = "\"80%\"";
+
+/// The number of a percentage such as `80%`.
+fn percent(text: &str) -> Result<u8, ConfigError> {
+    let number = text.strip_suffix('%').and_then(whole_number);
+    let number = number.map(|number| u8::try_from(number).unwrap_or(u8::MAX));
+    number.ok_or_else(|| {
+        let wrong = format!("warn is {text:?}; write 1 to 100 percent, such as warn = {SUCH_AS_WARN}");
+        ConfigError::new(wrong)
+    })
 }
 
 #[cfg(test)]

@@ -5,7 +5,7 @@ use alloc::boxed::Box;
 use alloc::format;
 use alloc::string::String;
 use alloc::vec::Vec;
-use core::num::NonZeroU64;
+use core::num::{NonZeroU8, NonZeroU64};
 
 use crate::algorithms::Algorithm;
 use crate::error::{ConfigError, did_you_mean};
@@ -13,6 +13,7 @@ use crate::identifiers::Identifiers;
 use crate::share::Share;
 
 mod step;
+mod warning;
 
 /// A named algorithm. A store keeps a state per [state name](Self::state_name) and key.
 ///
@@ -32,6 +33,7 @@ pub struct Limit<A> {
     shadow: bool,
     on_outage: Option<OnOutage>,
     counts_attempts: bool,
+    warn_percent: Option<NonZeroU8>,
     algorithm: A,
 }
 
@@ -95,6 +97,7 @@ impl<A: Algorithm> Limit<A> {
             shadow: false,
             on_outage: None,
             counts_attempts: false,
+            warn_percent: None,
             algorithm,
         })
     }

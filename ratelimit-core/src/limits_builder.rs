@@ -89,6 +89,12 @@ impl<A: Algorithm> LimitsBuilder<A> {
         self.change_last("count_attempts", Limit::count_attempts)
     }
 
+    /// The limit before this call warns when so many percent of it are used: see
+    /// [`Limit::warn_at_percent`].
+    pub fn warn_at_percent(self, percent: u8) -> Self {
+        self.change_last("warn_at_percent", |limit| limit.warn_at_percent(percent))
+    }
+
     fn change_last(
         mut self,
         method: &str,

@@ -9,7 +9,9 @@ use std::time::Instant;
 use dashmap::DashMap;
 use metrics::{Counter, Histogram, counter, gauge, histogram};
 use ratelimit_core::store::{Batch, Op};
-use ratelimit_core::{Algorithm, ErrorKind, OnOutage, Source, Store, StoreError as _, Verdict};
+use ratelimit_core::{
+    Algorithm, Decision, ErrorKind, Limit, OnOutage, Source, Store, StoreError as _, Verdict,
+};
 
 use crate::lock;
 use crate::observed::{BreakerState, LimitOutcome, Observed, Observer};
@@ -25,7 +27,8 @@ const CHOICES: usize = OnOutage::NAMES.len();
 ///
 /// A limit that would have allowed a request that another limit denied is counted as `spared`, not
 /// as `denied`, and a shadow limit that would have denied as `shadow-denied`. Only [`Op::Acquire`]
-/// counts as a decision; latency and errors are reported of every operation. Install the recorder
+/// counts as a decision; latency, errors and the warnings of a limit that
+/// [warns](Limit::warn_at_percent) are reported of every operation. Install the recorder
 /// before the first decision: a limit's counters are looked up once. A series begins when what it
 /// counts has happened.
 ///
@@ -201,6 +204,15 @@ impl Observer for Recorded {
             });
             counter.increment(1);
         }
+    }
+
+    fn warned<A: Algorithm>(&self, limit: &Limit<A>, _: &Decision) {
+        counter!(
+            "ratelimit_warnings_total",
+            "store" => String::from(&*self.name),
+            "limit" => limit.name().to_owned(),
+        )
+        .increment(1);
     }
 
     fn breaker_changed(&self, store: &str, to: BreakerState, (furthest, _): (BreakerState, usize)) {

@@ -49,6 +49,15 @@ pub trait Observer: Send + Sync {
     ) where
         Self: Sized;
 
+    /// A request that was decided crosses the threshold at which a limit
+    /// [warns](Limit::warn_at_percent).
+    fn warned<A: Algorithm>(&self, limit: &Limit<A>, decision: &Decision)
+    where
+        Self: Sized,
+    {
+        let _ = (limit, decision);
+    }
+
     /// A circuit breaker of the store of this name changes to this state. Of all its breakers, one
     /// per server, one is now `furthest` from closed, and so many are not closed.
     fn breaker_changed(
@@ -152,7 +161,7 @@ impl<S, O: Observer> Observed<S, O> {
         let begun = self.observer.begin(batch);
         let mut answer = pin!(ask());
         let said = poll_fn(|context| O::within(&begun, || answer.as_mut().poll(context))).await;
-        self.observer.end(&self.store, batch, &begun, said.as_ref().map(verdict));
+        self.end(batch, &begun, said.as_ref().map(verdict));
         said
     }
 
@@ -166,8 +175,22 @@ impl<S, O: Observer> Observed<S, O> {
     {
         let begun = self.observer.begin(batch);
         let said = O::within(&begun, ask);
-        self.observer.end(&self.store, batch, &begun, said.as_ref());
+        self.end(batch, &begun, said.as_ref());
         said
+    }
+
+    fn end<A: Algorithm>(
+        &self,
+        batch: &Batch<'_, A>,
+        begun: &O::Begun,
+        said: Result<&Verdict, &S::Error>,
+    ) where
+        S: Store<A>,
+    {
+        self.observer.end(&self.store, batch, begun, said);
+        for (check, decision) in said.into_iter().flat_map(|verdict| batch.warned(verdict)) {
+            O::within(begun, || self.observer.warned(check.limit, decision));
+        }
     }
 }
 

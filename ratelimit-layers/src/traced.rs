@@ -1,10 +1,11 @@
 //! [`Traced`]: a store that reports its decisions to the crate `tracing`.
 
+use std::num::NonZeroU8;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
 use ratelimit_core::store::{Batch, Check};
-use ratelimit_core::{Algorithm, Store, StoreError as _, Verdict};
+use ratelimit_core::{Algorithm, Decision, Limit, Store, StoreError as _, Verdict};
 use tracing::field::Empty;
 use tracing::{Span, debug_span, info, warn};
 
@@ -16,8 +17,10 @@ use crate::pace::Pace;
 /// Each call is a span `ratelimit` of level `DEBUG`. Its fields are `op`, `limits` (names,
 /// separated by commas), `allowed`, `denied_by` (the names of the limits that denied),
 /// `retry_after_us` and `source`. An error is an event of level `WARN` within the span, with
-/// `kind`, `error` and `requests`: at most once per second, and for so many requests. Keys are not
-/// recorded: they identify callers.
+/// `kind`, `error` and `requests`: at most once per second, and for so many requests. So is a
+/// request that crosses the threshold at which a limit [warns](Limit::warn_at_percent), with
+/// `limit`, `percent`, `capacity`, `remaining` and `requests`. Keys are not recorded: they identify
+/// callers.
 ///
 /// ```
 /// use ratelimit_core::{Gcra, Limits, RateLimiter};
@@ -37,6 +40,8 @@ pub struct Spans {
     warns: Pace,
     /// Errors that no event has told of.
     untold: AtomicU64,
+    /// When a line about a limit's warnings is due, and those that no event has told of.
+    warnings: (Pace, AtomicU64),
     /// When a line about each state of a circuit breaker is due: a store that fails again and again
     /// fills no log.
     changes: [Pace; 3],
@@ -45,7 +50,8 @@ pub struct Spans {
 impl Spans {
     pub(crate) fn new() -> Self {
         let changes = std::array::from_fn(|_| Pace::new());
-        Self { warns: Pace::new(), untold: AtomicU64::new(0), changes }
+        let warnings = (Pace::new(), AtomicU64::new(0));
+        Self { warns: Pace::new(), untold: AtomicU64::new(0), warnings, changes }
     }
 }
 
@@ -109,6 +115,18 @@ impl Observer for Spans {
                     span.in_scope(|| warn!(?kind, %error, requests, "the request was not decided"));
                 }
             }
+        }
+    }
+
+    fn warned<A: Algorithm>(&self, limit: &Limit<A>, decision: &Decision) {
+        let (pace, untold) = &self.warnings;
+        untold.fetch_add(1, Ordering::Relaxed);
+        if pace.is_due(Instant::now()) {
+            let requests = untold.swap(0, Ordering::Relaxed);
+            let percent = limit.warns_at_percent().map(NonZeroU8::get);
+            let Decision { limit: capacity, remaining, .. } = *decision;
+            let limit = limit.name();
+            warn!(limit, percent, capacity, remaining, requests, "a limit is nearly used up");
         }
     }
 

@@ -449,7 +449,7 @@ fn account_of(
         _ => 0,
     };
     let owed = if has_debt { in_units(-remaining_parts(algorithm, after, now_us)) } else { 0 };
-    Owing { owed, forgiven }
+    Owing { owed, forgiven, charged: None }
 }
 
 impl NaiveStore {

@@ -11,8 +11,8 @@ use proptest::test_runner::{TestCaseError, TestError};
 use ratelimit_core::algorithm::Quota as _;
 use ratelimit_core::store::Op;
 use ratelimit_core::{
-    Account, AnyAlgorithm, Decision, Limit, Limits, RateLimiter, Request, Store, StoreError as _,
-    Verdict,
+    Account, AnyAlgorithm, Decision, Limit, Limits, NamedDecision, RateLimiter, Request, Store,
+    StoreError as _, Verdict,
 };
 
 use crate::law::LawResult;
@@ -138,22 +138,29 @@ async fn holds_on<H: RequestHarness>(harness: &H, case: &RequestCase) -> LawResu
 #[derive(Debug, PartialEq)]
 enum Said {
     Refused(ratelimit_core::ErrorKind),
-    Decided { summary: Decision, decided: Vec<Named>, shadow: Vec<(String, Decision)> },
+    Decided { summary: Decision, decided: Vec<Named>, shadow: Vec<(String, Decision, bool)> },
 }
 
-/// A decision with the name of its limit, and what it leaves beside itself.
-pub(crate) type Named = (String, Decision, Account);
+/// A decision with the name of its limit, what it leaves beside itself, and whether it warns.
+pub(crate) type Named = (String, Decision, Account, bool);
+
+fn named(one: NamedDecision<'_, AnyAlgorithm>) -> Named {
+    // What is charged is told by the warnings.
+    let account = Account { charged: None, ..one.account() };
+    (one.name().to_owned(), *one.decision(), account, one.is_warned())
+}
 
 impl Said {
     fn from_verdict<S>(limiter: &RateLimiter<S>, verdict: &Verdict) -> Self {
-        let named = limiter.named(verdict);
-        let shadow = named.shadow().map(|one| (one.name().to_owned(), *one.decision()));
+        let decisions = limiter.named(verdict);
+        let shadow = decisions.shadow().map(|one| {
+            let (name, decision, _, warned) = named(one);
+            (name, decision, warned)
+        });
         Self::Decided {
             shadow: shadow.collect(),
             summary: *verdict.summary(),
-            decided: named
-                .map(|one| (one.name().to_owned(), *one.decision(), one.account()))
-                .collect(),
+            decided: decisions.map(named).collect(),
         }
     }
 
@@ -172,11 +179,11 @@ fn agrees_by_name<S>(
     limits: &[LimitDraft],
     decided: &[Named],
 ) -> LawResult {
-    let named = limiter.named(verdict);
+    let decisions = limiter.named(verdict);
     for limit in limits {
         let due = decided.iter().find(|(name, ..)| *name == limit.name);
-        let got = named.by_name(&limit.name);
-        let found = got.map(|got| (got.name().to_owned(), *got.decision(), got.account()));
+        let got = decisions.by_name(&limit.name);
+        let found = got.map(named);
         if found.as_ref() != due {
             return Err(format!("{:?} is found as {found:?}", limit.name));
         }
@@ -190,8 +197,8 @@ fn agrees_by_name<S>(
     }
     let denied: Vec<_> = verdict.denied_by().map(|position| decided[position].0.as_str()).collect();
     let due: Vec<_> =
-        decided.iter().filter(|(_, one, _)| !one.allowed).map(|one| one.0.as_str()).collect();
-    let most = |of: fn(&Account) -> u64| decided.iter().map(|(.., account)| of(account)).max();
+        decided.iter().filter(|(_, one, ..)| !one.allowed).map(|one| one.0.as_str()).collect();
+    let most = |of: fn(&Account) -> u64| decided.iter().map(|(_, _, account, _)| of(account)).max();
     let owed = most(|account| account.owed).unwrap_or_default();
     let forgiven = most(|account| account.forgiven).unwrap_or_default();
     let is_unlimited = decided.is_empty();

@@ -208,6 +208,7 @@ fn values() -> [Value; 2] {
         "required": [null, true, false],
         "shadow": [null, true, false],
         "on_outage": [null, "open", "closed", "local"],
+        "warn": [null, "80%", "1%", "0100%"],
         "bucket": [null, "1s", " 05 ms "],
         "rates": [null, rates(1), rates(4)],
     });
@@ -222,6 +223,7 @@ fn values() -> [Value; 2] {
         "required": ["true", 1],
         "shadow": ["true", 1],
         "on_outage": ["shut", "", true],
+        "warn": ["0%", "101%", "80", "8.5%", " 80%", "%", "", 80],
         "bucket": ["", "0s", "1", 1],
         "rates": [[], rates(5), ["1/s", "0/s"], ["1/s", 1], "1/s"],
         "brust": [1],

@@ -33,9 +33,17 @@ pub trait States<S> {
     fn put_reservation(&mut self, position: usize, reservation: Reservation, expires: Timestamp);
 }
 
-/// The step of each check, before it is known whether all of them admit; what it forgives; and, if
+/// The step of each check, before it is known whether all of them admit; what it charges; and, if
 /// the batch has an id, its new reservation and when that expires.
-type Steps<S> = Vec<(Step<S>, u64, Option<(Timestamp, Reservation)>)>;
+type Steps<S> = Vec<(Step<S>, Charge, Option<(Timestamp, Reservation)>)>;
+
+/// What a step charges, where that is not the cost of its decision.
+#[derive(Clone, Copy, Default)]
+struct Charge {
+    forgiven: u64,
+    /// Only told of a limit that warns.
+    charged: Option<u64>,
+}
 
 /// What a check knows about the id of its batch.
 enum IdState {
@@ -73,8 +81,8 @@ pub fn decide<A: Algorithm>(
     {
         let state = states.get(0);
         let Step { decision, mut write } = batch.step(check, state, now)?;
-        let forgiven = batch.forgiven(check, 0, state, now);
-        let account = account(check, (&decision, write.after(state)), now, forgiven);
+        let charge = batch.charge(check, 0, state, now);
+        let account = account(check, (&decision, write.after(state)), now, charge);
         if batch.op != Op::Peek {
             batch.annotate(check, &mut write);
             states.put(0, write);
@@ -98,7 +106,7 @@ fn decide_several<A: Algorithm>(
     let mut decisions = Vec::with_capacity(batch.checks.len());
     let mut accounts = Vec::new();
     // All code of the algorithms runs before the first write, so a panic there charges nothing.
-    for ((position, check), (step, forgiven, reservation)) in
+    for ((position, check), (step, charge, reservation)) in
         batch.checks.iter().enumerate().zip(&mut steps)
     {
         if all_allowed {
@@ -121,7 +129,7 @@ fn decide_several<A: Algorithm>(
         }
         decisions.push(step.decision);
         let after = (&step.decision, step.write.after(states.get(position)));
-        accounts.extend(account(check, after, now, *forgiven).map(|account| (position, account)));
+        accounts.extend(account(check, after, now, *charge).map(|account| (position, account)));
     }
     if batch.op != Op::Peek {
         for (position, (step, _, reservation)) in steps.into_iter().enumerate() {
@@ -141,14 +149,15 @@ fn account<A: Algorithm>(
     check: &Check<'_, A>,
     (decision, after): (&Decision, Option<&A::State>),
     now: Timestamp,
-    forgiven: u64,
+    Charge { forgiven, charged }: Charge,
 ) -> Option<Account> {
     let algorithm = check.limit.algorithm();
-    if decision.remaining > 0 || (algorithm.debt() == 0 && forgiven == 0) {
+    let may_owe = decision.remaining == 0 && algorithm.debt() > 0;
+    if !may_owe && forgiven == 0 && charged.is_none() {
         return None;
     }
-    let owed = if algorithm.debt() == 0 { 0 } else { algorithm.owed(after, now) };
-    Some(Account { owed, forgiven })
+    let owed = if may_owe { algorithm.owed(after, now) } else { 0 };
+    Some(Account { owed, forgiven, charged })
 }
 
 /// The reservation once `more` is charged to it. It lives longer, unless it is a lease, which is
@@ -192,7 +201,7 @@ impl<A: Algorithm> Batch<'_, A> {
             let step = |(position, check): (usize, &Check<'_, A>)| {
                 let state = states.get(position);
                 let step = self.step(check, state, now)?;
-                Ok((step, self.forgiven(check, 0, state, now), None))
+                Ok((step, self.charge(check, 0, state, now), None))
             };
             return checks.map(step).collect();
         };
@@ -224,14 +233,15 @@ impl<A: Algorithm> Batch<'_, A> {
             }
             let state = states.get(position);
             let at = algorithm.charged_at(state, now);
-            let (step, forgiven, left) = match about {
+            let nothing = || Charge { forgiven: 0, charged: check.limit.warns_at_percent().map(|_| 0) };
+            let (step, charge, left) = match about {
                 IdState::Done | IdState::Unknown => {
                     let decision = decide_without_charge(check, state, now);
-                    (Step { decision, write: Write::Keep }, 0, None)
+                    (Step { decision, write: Write::Keep }, nothing(), None)
                 }
                 IdState::New => {
                     let step = self.step(check, state, now)?;
-                    let forgiven = self.forgiven(check, 0, state, now);
+                    let charge = self.charge(check, 0, state, now);
                     // An acquired charge can be settled later; any other operation counts as
                     // settled.
                     let new = if self.op != Op::Acquire {
@@ -241,14 +251,14 @@ impl<A: Algorithm> Batch<'_, A> {
                     } else {
                         Reservation::new(at, check.cost)
                     };
-                    (step, forgiven, Some(Reservation { group: group.clone(), ..new }))
+                    (step, charge, Some(Reservation { group: group.clone(), ..new }))
                 }
                 IdState::Reserved(reservation) if self.op == Op::Renew => {
                     let step = algorithm.renew(state, now, &reservation).costing(check.cost);
                     let moved = matches!(step.write, Write::Put { .. });
                     let timestamp = if moved { at } else { reservation.timestamp };
                     let since = at.max(reservation.since);
-                    (step, 0, Some(Reservation { timestamp, since, ..reservation }))
+                    (step, nothing(), Some(Reservation { timestamp, since, ..reservation }))
                 }
                 IdState::Reserved(reservation) if self.op == Op::Extend => {
                     let more = check.cost.saturating_sub(reservation.cost);
@@ -259,7 +269,7 @@ impl<A: Algorithm> Batch<'_, A> {
                     let step = algorithm.step(state, now, more).costing(check.cost);
                     (
                         step,
-                        0,
+                        self.charge(check, reservation.cost, state, now),
                         Some(extend_reservation(reservation, (state, check, more), (now, at))),
                     )
                 }
@@ -267,12 +277,12 @@ impl<A: Algorithm> Batch<'_, A> {
                     let step = algorithm.settle(state, now, &reservation, check.cost).ok_or_else(
                         || Refusal::CannotReserve { limit: check.limit.name().into() },
                     )?;
-                    let forgiven = self.forgiven(check, reservation.cost, state, now);
+                    let charge = self.charge(check, reservation.cost, state, now);
                     let once = self.settled_once;
-                    (step, forgiven, Some(reservation.settled_at(check.cost, now, life_us, once)))
+                    (step, charge, Some(reservation.settled_at(check.cost, now, life_us, once)))
                 }
             };
-            steps.push((step, forgiven, left.map(|left| (left.ends(life_us), left))));
+            steps.push((step, charge, left.map(|left| (left.ends(life_us), left))));
         }
         if known && ended_lease.is_none() {
             return Ok(steps);
@@ -314,24 +324,34 @@ impl<A: Algorithm> Batch<'_, A> {
         }
     }
 
-    /// What a forced charge, or a settlement of what was charged before, leaves out. A lease ends
-    /// at any cost.
+    /// What the check charges beyond `reserved`. A forced charge, or a settlement, may leave a part
+    /// of it out. A lease ends at any cost.
     #[inline]
-    fn forgiven(
+    fn charge(
         &self,
         check: &Check<'_, A>,
-        charged: u64,
+        reserved: u64,
         state: Option<&A::State>,
         now: Timestamp,
-    ) -> u64 {
+    ) -> Charge {
         let algorithm = check.limit.algorithm();
-        match self.op {
+        let more = check.cost.saturating_sub(reserved);
+        let forgiven = match self.op {
             Op::Settle if algorithm.has_leases() => 0,
-            Op::Force | Op::Settle if check.cost > charged => {
-                algorithm.forgiven(state, now, check.cost - charged)
-            }
+            Op::Force | Op::Settle if more > 0 => algorithm.forgiven(state, now, more),
             _ => 0,
-        }
+        };
+        let charged = check.limit.warns_at_percent().and_then(|_| match self.op {
+            Op::Acquire | Op::Peek | Op::Force => None,
+            Op::Settle if algorithm.has_leases() => Some(0),
+            Op::Settle | Op::Extend => Some(more),
+            Op::Adopt => {
+                let remaining = algorithm.step(state, now, 0).decision.remaining;
+                Some(remaining.saturating_sub(check.cost))
+            }
+            Op::Refund | Op::Reset | Op::Renew => Some(0),
+        });
+        Charge { forgiven, charged }
     }
 
     #[inline]

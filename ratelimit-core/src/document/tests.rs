@@ -50,7 +50,7 @@ fn a_policy_keeps_the_order_the_burst_and_the_identifiers() {
 const RELEASED: &str = "\
 burst/gcra: gcra 10/s burst 20 debt 5, by ip user, required, outage open
 tokens/gcra: token-bucket 7/5m burst 9 count attempts, shadow, outage closed
-daily/fixed-window/1d: fixed-window 1000/d debt 100, by user, outage local
+daily/fixed-window/1d: fixed-window 1000/d debt 100, by user, outage local, warns at 80%
 first/first-request-window/1h: first-request-window 5/h
 log/window-log/90s: window-log 5/90s
 buckets/bucketed-window/250ms/10s: bucketed-window bucket 250ms rates 100/1s, 500/10s
@@ -73,7 +73,9 @@ fn the_documents_of_a_release_mean_what_they_meant() {
         let required = if limit.is_required() { ", required" } else { "" };
         let shadow = if limit.is_shadow() { ", shadow" } else { "" };
         let outage = limit.outage().map_or(String::new(), |to| format!(", outage {}", to.name()));
-        format!("{}: {algorithm}{attempts}{by}{required}{shadow}{outage}", limit.state_name())
+        let warns = limit.warns_at_percent();
+        let warns = warns.map_or(String::new(), |percent| format!(", warns at {percent}%"));
+        format!("{}: {algorithm}{attempts}{by}{required}{shadow}{outage}{warns}", limit.state_name())
     });
     assert_eq!(told.collect::<Vec<_>>().join("\n"), RELEASED);
     // It has all that this version reads, or the next release adds a file.
@@ -141,6 +143,11 @@ const WRONG_LINES: &[(&str, &[&str])] = &[
     ("key = [1]", &["key = [\"ip\"]", "line 5, column 7"]),
     ("key = ['']", &["identifier"]),
     ("required = 'yes'", &["required = true"]),
+    ("warn = 80", &["warn is 80", "warn = \"80%\"", "line 5, column 8"]),
+    ("warn = '80'", &["warn is \"80\"", "warn = \"80%\""]),
+    ("warn = '8.5%'", &["1 to 100 percent"]),
+    ("warn = '0%'", &["at 0 %", "1 to 100 percent"]),
+    ("warn = '101%'", &["at 101 %", "1 to 100 percent"]),
     ("bucket = '1s'", &["bucket has no meaning for gcra"]),
     ("count = 'all'", &["\"admitted\"", "\"attempts\""]),
 ];
@@ -192,6 +199,7 @@ const ANY: &[Values] = &[
     ("required", &[None, Some("true")]),
     ("shadow", &[None, Some("true")]),
     ("on_outage", &[None, Some("'open'")]),
+    ("warn", &[None, Some("'80%'")]),
     ("count", &[None, Some("'admitted'"), Some("'attempts'")]),
     // Alone, the second is too large for a bucket, whose burst is then the count.
     ("rate", &[Some("'7/5m'"), Some("'1125899906842624/30d'")]),
@@ -207,6 +215,7 @@ const WRONG: &[(&str, &str)] = &[
     ("required", "1"),
     ("shadow", "'no'"),
     ("on_outage", "'shut'"),
+    ("warn", "'0%'"),
     ("count", "'all'"),
     ("rate", "'0/s'"),
     ("burst", "0"),
@@ -269,8 +278,10 @@ proptest! {
                 prop_assert_eq!(limit.counts_attempts(), attempts);
                 let names: Vec<_> = limit.identifier_names().collect();
                 prop_assert_eq!(names.len(), if of("key").is_some() { 2 } else { 0 });
-                let given = [limit.is_required(), limit.is_shadow(), limit.outage().is_some()];
-                prop_assert_eq!(given, ["required", "shadow", "on_outage"].map(|name| of(name).is_some()));
+                let warns = limit.warns_at_percent().is_some_and(|percent| percent.get() == 80);
+                let given = [limit.is_required(), limit.is_shadow(), limit.outage().is_some(), warns];
+                let names = ["required", "shadow", "on_outage", "warn"];
+                prop_assert_eq!(given, names.map(|name| of(name).is_some()));
             }
             (Err(_), Err(_)) => {}
             (found, due) => prop_assert!(false, "{text}\n{found:?}\n{due:?}"),

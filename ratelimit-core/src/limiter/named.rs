@@ -60,10 +60,15 @@ impl<'a, A: Algorithm> NamedDecisions<'a, A> {
     pub fn shadow(&self) -> impl Iterator<Item = NamedDecision<'a, A>> + use<'a, A> {
         let limits = self.limits;
         let shadow = self.verdict.shadow().iter();
-        shadow.filter_map(|(position, decision)| {
-            let account = Account::default();
-            Some(NamedDecision { limit: limits.get(*position)?, decision, account })
+        shadow.filter_map(|(position, decision, account)| {
+            let (limit, account) = (limits.get(*position)?, *account);
+            Some(NamedDecision { limit, decision, account, is_allowed: decision.allowed })
         })
+    }
+
+    /// Those of these decisions that [warn](NamedDecision::is_warned).
+    pub fn warned(&self) -> impl Iterator<Item = NamedDecision<'a, A>> + use<'a, A> {
+        self.clone().filter(NamedDecision::is_warned)
     }
 
     /// The decision of the limit of this name; `None` if that did not apply to the request.
@@ -81,7 +86,8 @@ impl<'a, A> Iterator for NamedDecisions<'a, A> {
         let limit = self.limits.get(self.verdict.position_of(self.position))?;
         let account = self.verdict.account(self.position);
         self.position += 1;
-        Some(NamedDecision { limit, decision, account })
+        let is_allowed = self.verdict.allowed();
+        Some(NamedDecision { limit, decision, account, is_allowed })
     }
 }
 
@@ -92,6 +98,8 @@ pub struct NamedDecision<'a, A> {
     limit: &'a Limit<A>,
     decision: &'a Decision,
     account: Account,
+    /// Whether all limits that are charged with this one allow the request.
+    is_allowed: bool,
 }
 
 impl<'a, A: Algorithm> NamedDecision<'a, A> {
@@ -113,10 +121,17 @@ impl<'a, A: Algorithm> NamedDecision<'a, A> {
         self.decision
     }
 
-    /// What is owed to the limit, and what it has forgiven; 0 for a shadow limit.
+    /// What is owed to the limit, and what it has forgiven.
     #[must_use]
     pub const fn account(&self) -> Account {
         self.account
+    }
+
+    /// Whether the request crosses the threshold at which its limit
+    /// [warns](Limit::warn_at_percent). Of a peek, whether such a request would.
+    #[must_use]
+    pub fn is_warned(&self) -> bool {
+        self.limit.is_crossed(self.decision, || self.account, self.is_allowed)
     }
 }
 

@@ -342,7 +342,7 @@ macro_rules! with_batch {
                 match decided {
                     Ok(verdict) => {
                         is_away |= verdict.source() == Source::Fallback;
-                        shadow.push((position, *verdict.summary()));
+                        shadow.push((position, *verdict.summary(), verdict.account(0)));
                     }
                     // What does not ask the store takes no time.
                     Err(error) if error.kind().is_outage() && !is_away => break,

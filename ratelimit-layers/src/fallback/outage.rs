@@ -7,7 +7,7 @@ use std::time::Duration;
 use ratelimit_core::algorithm::{InMemory, Share};
 use ratelimit_core::store::{Batch, Check, Now, Op};
 use ratelimit_core::{
-    Clock, ConfigError, Decision, ErrorKind, Limit, Limits, OnOutage, Source, StoreError,
+    Account, Clock, ConfigError, Decision, ErrorKind, Limit, Limits, OnOutage, Source, StoreError,
     SyncStore, Verdict,
 };
 use ratelimit_memory::{MemoryError, MemoryStore};
@@ -242,6 +242,12 @@ impl<A: InMemory + Share + Clone + PartialEq + 'static, C: Clock> Outage<A, C> {
             })
         });
         let accounts = local().enumerate().map(|(nth, at)| (at, locally.account(nth)));
+        // What is not limited is not charged: it warns of nothing.
+        let unlimited = (0..checks.len()).filter(|at| {
+            choices[*at] != OnOutage::Local && checks[*at].limit.warns_at_percent().is_some()
+        });
+        let uncharged = Account { charged: Some(0), ..Account::default() };
+        let accounts = accounts.chain(unlimited.map(|at| (at, uncharged)));
         let verdict = Verdict::several(decisions.flatten().collect()).with_accounts(accounts);
         Ok(if locally.is_unrecorded() { verdict.unrecorded() } else { verdict })
     }

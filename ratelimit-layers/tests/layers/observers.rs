@@ -140,6 +140,46 @@ fn record_trace(run: impl FnOnce()) -> Vec<String> {
 }
 
 #[test]
+fn a_warning_is_an_event_at_most_once_per_second_and_an_unlimited_request_warns_of_nothing() {
+    let begin = std::time::Instant::now();
+    let run = || {
+        let runtime = paused_runtime();
+        let warning = |name: &str, words, on_outage| {
+            let limit = limit(name, words).on_outage(on_outage);
+            limit.warn_at_percent(80).expect("a percentage")
+        };
+        let store = Traced::new(memory(&ManualClock::new(BEGIN)));
+        let own = warning("own", "fixed-window 5/d", OnOutage::Open);
+        for _ in 0..5 {
+            let _ = store.acquire_now(&own, "alice", 1).expect("decides");
+            let check = Check { limit: &own, key: "alice", cost: 9 };
+            let _ = store.apply_now(&Batch::one(&check).op(Op::Peek)).expect("decides");
+        }
+        let clock = ManualClock::new(BEGIN);
+        // This node's share is a third.
+        let limits = [
+            warning("open", "fixed-window 5/d", OnOutage::Open),
+            warning("local", "fixed-window 15/d", OnOutage::Local),
+        ];
+        let store = fallback(Fallback::builder(), Fake::new(&clock), &clock, &limits);
+        store.store().set(UNAVAILABLE);
+        let store = Traced::new(store);
+        for limit in limits.iter().flat_map(|limit| [limit; 5]) {
+            let check = Check { limit, key: "alice", cost: 4 };
+            let _ = runtime.block_on(store.apply(&Batch::one(&check))).expect("decides");
+        }
+    };
+    let lines = record_trace(run);
+    let told: Vec<_> = lines.iter().filter(|line| line.contains("nearly used up")).collect();
+    let is_slow = begin.elapsed() > std::time::Duration::from_secs(1);
+    assert!(told.len() == 2 || is_slow, "{told:?}");
+    for (line, name) in told.iter().zip(["own", "local"]) {
+        assert!(line.contains(&format!("limit=\"{name}\" percent=80 capacity=")), "{line}");
+        assert!(line.contains("WARN") && line.contains("remaining=1 requests=1"), "{line}");
+    }
+}
+
+#[test]
 fn each_decision_is_a_span_and_each_error_an_event_at_most_once_per_second() {
     let begin = std::time::Instant::now();
     let run = async {

@@ -276,6 +276,7 @@ fn a_reload_takes_each_field_that_differs_alone() {
         ("required", "true", GCRA),
         ("shadow", "true", GCRA),
         ("on_outage", "'open'", GCRA),
+        ("warn", "'80%'", GCRA),
         ("bucket", "'2s'", BUCKETS),
         ("rates", "['8/2s']", BUCKETS),
     ];

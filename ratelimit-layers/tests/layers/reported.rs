@@ -44,6 +44,9 @@ async fn one_of_everything() {
     for _ in 0..2 {
         let _counted = ask_all(&store, &shadow, "alice", 1).await;
     }
+    let warning = limit("warning", "fixed-window 2/d").on_outage(OnOutage::Open);
+    let warning = warning.warn_at_percent(50).expect("a percentage");
+    assert!(ask(&store, &warning, "alice", 1).await.allowed());
     // The second of two forgives.
     let two = [("roomy", "fixed-window 99/d debt 2"), ("owing", "fixed-window 3/d debt 2")];
     let two = two.map(|(name, words)| limit(name, words).on_outage(OnOutage::Open));
@@ -80,8 +83,10 @@ fn decisions_are_counted_by_limit_outcome_and_source() {
         ("_decisions_total", "limit=shadow outcome=shadow-denied", 1),
         ("_forgiven_total", "limit=owing", 4),
         ("_forgiven_total", "", 4),
+        ("_warnings_total", "limit=warning store=store", 1),
+        ("_warnings_total", "", 1),
         ("_errors_total", "op=acquire kind=corrupt", 1),
-        ("_duration_seconds", "op=acquire source=store", 4),
+        ("_duration_seconds", "op=acquire source=store", 5),
         ("_duration_seconds", "op=acquire source=fallback", 6),
         ("_duration_seconds", "op=peek source=store", 1),
         ("_outage_decisions_total", "choice=local outcome=denied", 3),

@@ -65,6 +65,8 @@ pub(crate) struct LimitDraft {
     pub(crate) required: bool,
     pub(crate) shadow: bool,
     on_outage: Option<OnOutage>,
+    /// At how many percent it warns.
+    warn: Option<u8>,
 }
 
 impl LimitDraft {
@@ -73,6 +75,12 @@ impl LimitDraft {
         let mut limit = limit.by(&self.by).expect("plain names");
         limit = if self.required { limit.required() } else { limit };
         limit = if self.shadow { limit.shadow() } else { limit };
+        // Of several windows in a state, the one that is shown changes.
+        if let Some(percent) = self.warn
+            && limit.algorithm().name() != "bucketed-window"
+        {
+            limit = limit.warn_at_percent(percent).expect("a percentage");
+        }
         match self.on_outage {
             Some(on_outage) => limit.on_outage(on_outage),
             None => limit,
@@ -166,7 +174,8 @@ fn limits(can_keep: fn(&Limit<AnyAlgorithm>) -> bool) -> impl Strategy<Value = V
     ]);
     let seldom = || prop::bool::weighted(0.15);
     let on_outage = option::of(select(vec![OnOutage::Open, OnOutage::Closed, OnOutage::Local]));
-    let options = (2_u64..7, 1_u64..9, by, seldom(), seldom(), on_outage);
+    let warn = option::weighted(0.3, select(vec![1_u8, 34, 50, 80, 100]));
+    let options = (2_u64..7, 1_u64..9, by, seldom(), seldom(), on_outage, warn);
     // Some more than are decided without an allocation.
     let most = texts.len();
     let count = select(vec![1, 1, 2, 2, 2, 3, 3, 4, 5, 6, 10])
@@ -175,13 +184,9 @@ fn limits(can_keep: fn(&Limit<AnyAlgorithm>) -> bool) -> impl Strategy<Value = V
     (texts, vec(options, most)).prop_map(move |(texts, options)| {
         let named = texts.into_iter().zip(options).enumerate();
         let limit =
-            named.map(|(n, (text, (one, other, by, required, shadow, on_outage)))| LimitDraft {
-                name: format!("l{n}"),
-                instances: [one, other].map(|number| instance(text, number)),
-                by,
-                required,
-                shadow,
-                on_outage,
+            named.map(|(n, (text, (one, other, by, required, shadow, on_outage, warn)))| {
+                let instances = [one, other].map(|number| instance(text, number));
+                LimitDraft { name: format!("l{n}"), instances, by, required, shadow, on_outage, warn }
             });
         limit.collect()
     })

@@ -17,7 +17,7 @@ pub(crate) enum Due {
     /// An error of this kind, which names these.
     Refused { kind: ErrorKind, names: Vec<String> },
     /// A decision of each limit that applies, in the order of the policy.
-    Decided { summary: Decision, decided: Vec<Named>, shadow: Vec<(String, Decision)> },
+    Decided { summary: Decision, decided: Vec<Named>, shadow: Vec<(String, Decision, bool)> },
 }
 
 /// A limit's name and the identifiers that it counts by.
@@ -78,11 +78,11 @@ impl<'l> Model<'l> {
             Ok(decided) => decided,
             Err(refused) => return refused,
         };
-        let allowed = decided.iter().all(|(_, one, _)| one.allowed);
+        let allowed = decided.iter().all(|(_, one, ..)| one.allowed);
         let mut shadow = Vec::new();
         for limit in applying(true).filter(|_| allowed) {
             if let Ok(one) = self.decide_together(&[limit], asked) {
-                shadow.extend(one.into_iter().map(|(name, one, _)| (name, one)));
+                shadow.extend(one.into_iter().map(|(name, one, _, warned)| (name, one, warned)));
             }
         }
         Due::Decided { summary: summary(&decided), decided, shadow }
@@ -126,7 +126,18 @@ impl<'l> Model<'l> {
                 }
             }
             let owed = algorithm.owed(after.as_ref(), now);
-            decided.push((one.key.0.clone(), decision, Account { owed, forgiven: one.forgiven }));
+            let used = |state: Option<&AnyState>| {
+                let decision = algorithm.step(state, now, 0).decision;
+                decision.limit - decision.remaining + algorithm.owed(state, now)
+            };
+            // A peek tells what would be written.
+            let (before, after_it) = (used(one.before.as_ref()), used(after.as_ref()));
+            let warned = one.limit.warns_at_percent().is_some_and(|percent| {
+                let reached = |used: u64| used * 100 >= u64::from(percent.get()) * decision.limit;
+                decision.allowed && written && !reached(before) && reached(after_it)
+            });
+            let account = Account { owed, forgiven: one.forgiven, charged: None };
+            decided.push((one.key.0.clone(), decision, account, warned));
             if asked.op == Op::Peek {
                 continue;
             }
@@ -213,7 +224,7 @@ fn forgiven(algorithm: &AnyAlgorithm, state: Option<&AnyState>, now: Timestamp, 
 /// What is shown of all: the limit with the least remaining, the first of several, and the longest
 /// waits.
 fn summary(decided: &[Named]) -> Decision {
-    let all = || decided.iter().map(|(_, one, _)| one);
+    let all = || decided.iter().map(|(_, one, ..)| one);
     let Some(least) = all().map(|one| one.remaining).min() else {
         return Decision {
             allowed: true,

@@ -14,6 +14,7 @@ mod months;
 mod oracle;
 mod requests;
 mod reservations;
+mod warnings;
 mod wrong;
 mod wrong_algorithms;
 mod wrong_stores;
