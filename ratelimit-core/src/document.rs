@@ -16,16 +16,14 @@ use alloc::string::{String, ToString};
 use alloc::vec::Vec;
 use core::fmt;
 
-use serde::de::{
-    Deserialize, DeserializeSeed, Deserializer, Error, IgnoredAny, MapAccess, SeqAccess, Visitor,
-};
+use serde::de::{Deserialize, DeserializeSeed, Deserializer, Error, MapAccess, SeqAccess, Visitor};
 
 use crate::algorithms::Concurrency;
 use crate::any_algorithm::AnyAlgorithm;
 use crate::any_algorithm::text::{algorithm_names, unknown};
 use crate::builder::FromRate as _;
 use crate::error::{ConfigError, did_you_mean};
-use crate::limit::{Limit, Limits, name_is_taken};
+use crate::limit::{ConditionValues, Limit, Limits, name_is_taken};
 use crate::rate::{Period, Rate, period_us, whole_number};
 
 /// The whole document: `[[limit]]` tables.
@@ -47,6 +45,7 @@ struct Tables(Vec<Limit<AnyAlgorithm>>);
 const FIELDS: [&str; 13] = [
     "name",
     "key",
+    "when",
     "algorithm",
     "rate",
     "burst",
@@ -59,6 +58,9 @@ const FIELDS: [&str; 13] = [
     "bucket",
     "rates",
 ];
+
+/// What stands in `when` for the identifiers that must not have a value.
+const NOT: &str = "not";
 
 /// The fields of one `[[limit]]` written so far, with values of any type, so that an error can name
 /// its limit. `None` stands for a `null`: the field counts as absent.
@@ -90,6 +92,7 @@ enum GivenValue {
     Number(u64),
     Truth(bool),
     List(Vec<GivenValue>),
+    Table(Vec<(String, GivenValue)>),
     /// `null`: the field counts as absent.
     Nothing,
     /// A value that no field accepts, as text.
@@ -263,8 +266,11 @@ impl<'de, T, F: FnOnce(GivenValue) -> Result<T, String>> Visitor<'de> for Then<F
     }
 
     fn visit_map<M: MapAccess<'de>>(self, mut map: M) -> Result<T, M::Error> {
-        while map.next_entry::<IgnoredAny, IgnoredAny>()?.is_some() {}
-        self.with(other(&"a table"))
+        let mut table = Vec::new();
+        while let Some(entry) = map.next_entry()? {
+            table.push(entry);
+        }
+        self.with(GivenValue::Table(table))
     }
 }
 
@@ -279,8 +285,45 @@ impl fmt::Display for GivenValue {
             Self::Number(number) => write!(f, "{number}"),
             Self::Truth(truth) => write!(f, "{truth}"),
             Self::List(_) => f.write_str("a list"),
+            Self::Table(_) => f.write_str("a table"),
             Self::Nothing => f.write_str("null"),
             Self::Other(message) => f.write_str(message),
+        }
+    }
+}
+
+impl GivenValue {
+    /// The entries of a table, each once.
+    fn entries(&self, field: &str, such_as: &str) -> Result<&[(String, Self)], ConfigError> {
+        let wrong = |wrong: &dyn fmt::Display| {
+            Err(ConfigError::new(format!(
+                "{field} is {wrong}; write one such as {field} = {such_as}"
+            )))
+        };
+        let Self::Table(entries) = self else { return wrong(self) };
+        if entries.is_empty() {
+            return wrong(&"an empty table");
+        }
+        for (position, (name, _)) in entries.iter().enumerate() {
+            if entries[..position].iter().any(|(earlier, _)| earlier == name) {
+                let twice = format!("{field}.{name} is there twice; write it once, as a list");
+                return Err(ConfigError::new(twice));
+            }
+        }
+        Ok(entries)
+    }
+
+    /// One text, or a list of texts.
+    fn values(&self, field: &str) -> Result<ConditionValues, ConfigError> {
+        let text = |given: &Self| match given {
+            Self::Text(text) => Ok(text.clone()),
+            wrong => Err(ConfigError::new(format!(
+                "{field} is or contains {wrong}; write a text or a list of texts, such as {field} = \"…\""
+            ))),
+        };
+        match self {
+            Self::List(items) => Ok(items.iter().map(text).collect::<Result<Vec<_>, _>>()?.into()),
+            one => Ok(text(one)?.into()),
         }
     }
 }
@@ -361,7 +404,8 @@ impl LimitTable {
         algorithm: AnyAlgorithm,
     ) -> Result<Limit<AnyAlgorithm>, ConfigError> {
         let identifier_names = self.texts("key", "[\"ip\"]")?;
-        let mut limit = Limit::new(name, algorithm)?.by(identifier_names.unwrap_or_default())?;
+        let limit = Limit::new(name, algorithm)?.by(identifier_names.unwrap_or_default())?;
+        let mut limit = self.with_conditions(limit)?;
         match self.text("count", "\"admitted\"")? {
             None | Some("admitted") => {}
             Some("attempts") => limit = limit.count_attempts()?,
@@ -384,6 +428,26 @@ impl LimitTable {
             None => Ok(limit),
             Some(warn) => limit.warn_at_percent(percent(warn)?),
         }
+    }
+
+    /// The limit under the conditions of `when`.
+    fn with_conditions(
+        &self,
+        mut limit: Limit<AnyAlgorithm>,
+    ) -> Result<Limit<AnyAlgorithm>, ConfigError> {
+        let Some(when) = self.get("when") else { return Ok(limit) };
+        for (identifier, given) in when.entries("when", "{ path = \"/login\" }")? {
+            if identifier != NOT {
+                let values = given.values(&format!("when.{identifier}"))?;
+                limit = limit.when(identifier, values)?;
+                continue;
+            }
+            for (identifier, given) in given.entries("when.not", "{ path = \"/health\" }")? {
+                let values = given.values(&format!("when.not.{identifier}"))?;
+                limit = limit.when_not(identifier, values)?;
+            }
+        }
+        Ok(limit)
     }
 
     fn algorithm(&self) -> Result<AnyAlgorithm, Fault> {

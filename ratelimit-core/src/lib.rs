@@ -181,7 +181,7 @@ pub use clock::{Clock, ManualClock};
 pub use decision::{Account, Decision, Source, Verdict};
 pub use error::{ConfigError, ErrorKind};
 pub use identifiers::{IdentifierValue, Identifiers};
-pub use limit::{Limit, Limits, OnOutage};
+pub use limit::{Condition, ConditionValues, Limit, Limits, OnOutage};
 #[cfg(feature = "std")]
 pub use limiter::{Lease, Leased};
 pub use limiter::{LimitCosts, NamedDecision, NamedDecisions, RateLimiter, Request};

@@ -12,8 +12,11 @@ use crate::error::{ConfigError, did_you_mean};
 use crate::identifiers::Identifiers;
 use crate::share::Share;
 
+mod condition;
 mod step;
 mod warning;
+
+pub use condition::{Condition, ConditionValues};
 
 /// A named algorithm. A store keeps a state per [state name](Self::state_name) and key.
 ///
@@ -29,6 +32,7 @@ pub struct Limit<A> {
     state_name: Box<str>,
     fingerprint: u64,
     identifier_names: Vec<Box<str>>,
+    conditions: Vec<Condition>,
     required: bool,
     shadow: bool,
     on_outage: Option<OnOutage>,
@@ -93,6 +97,7 @@ impl<A: Algorithm> Limit<A> {
             fingerprint: fingerprint(&state_name),
             state_name,
             identifier_names: Vec::new(),
+            conditions: Vec::new(),
             required: false,
             shadow: false,
             on_outage: None,
@@ -106,7 +111,8 @@ impl<A: Algorithm> Limit<A> {
     /// several names, it counts by their combinations.
     ///
     /// # Errors
-    /// A name given twice, or one that could not be the name of a limit.
+    /// A name given twice, one that could not be the name of a limit, or one that its
+    /// [conditions](Self::when_not) exclude.
     pub fn by<K: AsRef<str>>(
         mut self,
         identifier_names: impl IntoIterator<Item = K>,
@@ -120,6 +126,7 @@ impl<A: Algorithm> Limit<A> {
             }
             self.identifier_names.push(kind.into());
         }
+        self.check_can_be_met()?;
         Ok(self)
     }
 
@@ -138,10 +145,16 @@ impl<A: Algorithm> Limit<A> {
         self
     }
 
-    /// Whether a request without its identifiers is an error.
+    /// Whether a request without its identifiers is an error, if it meets its
+    /// [conditions](Self::when).
     #[must_use]
     pub const fn is_required(&self) -> bool {
         self.required
+    }
+
+    /// Whether it is required of this caller, and lacks an identifier.
+    pub(crate) fn misses(&self, caller: &(impl Identifiers + ?Sized)) -> bool {
+        self.required && self.is_met_by(caller) && self.key_for(caller).is_none()
     }
 
     /// The same limit in shadow mode: it decides and charges, and never denies.
@@ -210,13 +223,15 @@ impl<A: Algorithm> Limit<A> {
             fingerprint: fingerprint(&state_name),
             state_name,
             identifier_names: self.identifier_names.clone(),
+            conditions: self.conditions.clone(),
             algorithm,
             ..*self
         })
     }
 
-    /// Checks that it counts by none but these identifiers; `None` among them is the bare key. A
-    /// limit that counts by another one never applies, and nothing shows it.
+    /// Checks that it counts by none but these identifiers, and that its [conditions](Self::when)
+    /// name no others; `None` among them is the bare key. A limit that counts by another one never
+    /// applies, and nothing shows it.
     ///
     /// ```
     /// use ratelimit_core::{Gcra, Limit};
@@ -230,8 +245,12 @@ impl<A: Algorithm> Limit<A> {
     /// The first identifier that is not among them.
     pub fn check_identifiers(&self, known: &[Option<&str>]) -> Result<(), ConfigError> {
         let bare = self.identifier_names.is_empty().then_some(None);
-        let mut wanted = self.identifier_names().map(Some).chain(bare);
-        let Some(unknown) = wanted.find(|name| !known.contains(name)) else { return Ok(()) };
+        let counted = self.identifier_names().map(Some).chain(bare);
+        let counted = counted.map(|name| ("it counts by", name));
+        let of_conditions = self.conditions.iter().map(|one| Some(one.identifier()));
+        let mut wanted = counted.chain(of_conditions.map(|name| ("its condition names", name)));
+        let unknown = wanted.find(|(_, name)| !known.contains(name));
+        let Some((wants, unknown)) = unknown else { return Ok(()) };
         let in_words = |name: Option<&str>| match name {
             Some(name) => format!("{name:?}"),
             None => "a bare key".into(),
@@ -239,13 +258,13 @@ impl<A: Algorithm> Limit<A> {
         let known_words: Vec<_> = known.iter().copied().map(in_words).collect();
         let meant = match unknown {
             Some(name) => match did_you_mean(name, known.iter().copied().flatten()) {
-                none if none.is_empty() => "; count by one of these, or add it".into(),
+                none if none.is_empty() => "; name one of these, or add it".into(),
                 near => near,
             },
             None => "; name its identifiers, or add a bare key (to a layer by `.key(…)`)".into(),
         };
         Err(ConfigError::new(format!(
-            "it counts by {}, which no request has; requests have {}{meant}",
+            "{wants} {}, which no request has; requests have {}{meant}",
             in_words(unknown),
             if known_words.is_empty() { "nothing".into() } else { known_words.join(", ") },
         ))
@@ -277,16 +296,6 @@ impl<A: Algorithm> Limit<A> {
             _ => return Ok(()),
         };
         Err(ConfigError::new(why).in_limit(&*self.name))
-    }
-
-    /// Its identifiers, in words.
-    pub(crate) fn describe_identifiers(&self) -> String {
-        if self.identifier_names.is_empty() {
-            return "a bare key".into();
-        }
-        let identifier_names: Vec<_> =
-            self.identifier_names.iter().map(|kind| format!("{kind:?}")).collect();
-        identifier_names.join(" and ")
     }
 
     /// The name.
@@ -342,12 +351,15 @@ impl<A: Algorithm> Limit<A> {
         &self.algorithm
     }
 
-    /// The key of a caller under this limit; `None` if the caller lacks one of the
-    /// identifiers, so that the limit does not apply.
+    /// The key of a caller under this limit; `None` if the limit does not apply, because the caller
+    /// lacks one of the identifiers or does not meet a [condition](Self::when).
     ///
     /// A single identifier is its own key. Several are joined so that no two combinations meet.
     #[inline]
     pub fn key_for<'a>(&self, caller: &'a (impl Identifiers + ?Sized)) -> Option<Cow<'a, str>> {
+        if !self.conditions.is_empty() && !self.is_met_by(caller) {
+            return None;
+        }
         match &*self.identifier_names {
             [] => caller.bare(),
             [name] => caller.identifier(name),

@@ -39,8 +39,9 @@ pub use request::{LimitCosts, Request};
 /// The limits of a policy, kept in a store: *may this caller do this now, at this cost?*
 ///
 /// A caller is a bare key, or identifiers by name. A limit applies to callers that have all of its
-/// identifiers; the limits that apply are all charged, or none is. A request to which no limit
-/// applies is an error, unless the limiter [allows it](Self::allow_unlimited).
+/// identifiers and meet its [conditions](Limit::when); the limits that apply are all charged, or
+/// none is. A request to which no limit applies is an error, unless the limiter [allows
+/// it](Self::allow_unlimited).
 ///
 /// [`check`](Self::check) and its forms are what most programs call. [`request`](Self::request)
 /// does everything else: another operation, a cost per limit, a reservation, a given time. A store
@@ -133,9 +134,7 @@ impl<S, A: Algorithm> RateLimiter<S, A> {
 
     /// Refuses a caller that lacks the identifiers of a required limit.
     fn has_required<C: Identifiers + ?Sized>(&self, caller: &C) -> Result<(), Refusal> {
-        let lacks = |limit: &&Limit<A>| {
-            limit.is_required() && !limit.is_shadow() && limit.key_for(caller).is_none()
-        };
+        let lacks = |limit: &&Limit<A>| !limit.is_shadow() && limit.misses(caller);
         self.limits.iter().find(lacks).map_or(Ok(()), |limit| {
             let (limit, wanted) = (limit.name().into(), limit.describe_identifiers());
             Err(Refusal::MissingIdentifier { limit, had: describe_identifiers(caller), wanted })

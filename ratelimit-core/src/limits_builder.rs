@@ -5,7 +5,7 @@ use alloc::vec::Vec;
 use crate::algorithms::Algorithm;
 use crate::any_algorithm::AnyAlgorithm;
 use crate::error::ConfigError;
-use crate::limit::{Limit, Limits, OnOutage};
+use crate::limit::{ConditionValues, Limit, Limits, OnOutage};
 
 /// Builds limits one after the other. Each converts its algorithm to the same type `A`. See
 /// [`Limits::builder`].
@@ -28,7 +28,7 @@ impl Limits<AnyAlgorithm> {
     ///     .limit("burst", Gcra::per_second(10).burst(20)).by(["ip"])
     ///     .limit("daily", FixedWindow::per_day(5_000)).by(["user"]).required()
     ///     .limit("hourly", "sliding-counter 1000/h").by(["ip", "user"])
-    ///     .limit("logins", FixedWindow::per_minute(9)).by(["ip"]).count_attempts()
+    ///     .limit("logins", FixedWindow::per_minute(9)).by(["ip"]).when("path", "/login").count_attempts()
     ///     .build()?;
     /// assert_eq!(limits.iter().map(|limit| limit.name()).collect::<Vec<_>>(), ["burst", "daily", "hourly", "logins"]);
     ///
@@ -65,6 +65,18 @@ impl<A: Algorithm> LimitsBuilder<A> {
     /// The limit before this call counts by these identifiers: see [`Limit::by`].
     pub fn by<K: AsRef<str>>(self, identifier_names: impl IntoIterator<Item = K>) -> Self {
         self.change_last("by", |limit| limit.by(identifier_names))
+    }
+
+    /// The limit before this call applies only to callers whose identifier has one of these values:
+    /// see [`Limit::when`].
+    pub fn when(self, identifier: &str, values: impl Into<ConditionValues>) -> Self {
+        self.change_last("when", |limit| limit.when(identifier, values))
+    }
+
+    /// The limit before this call does not apply to callers whose identifier has one of these
+    /// values: see [`Limit::when_not`].
+    pub fn when_not(self, identifier: &str, values: impl Into<ConditionValues>) -> Self {
+        self.change_last("when_not", |limit| limit.when_not(identifier, values))
     }
 
     /// A request without the identifiers of the limit before this call is an error: see
@@ -162,6 +174,9 @@ mod tests {
         assert!(limit.as_deref() == Some("a") && says.contains("twice"), "{says}");
         assert!(error(Limits::builder().by(["ip"])).1.contains("call limit() first"));
         assert!(error(Limits::builder().required()).1.contains("call limit() first"));
+        let (limit, says) = error(Limits::builder().limit("a", "gcra 1/s").when("path", "a*b"));
+        assert!(limit.as_deref() == Some("a") && says.contains("before its end"), "{says}");
+        assert!(error(Limits::builder().when_not("path", "/")).1.contains("when_not() is said"));
         let leases = Limits::builder().limit("jobs", "concurrency 2/s").count_attempts();
         let (limit, says) = error(leases);
         assert!(limit.as_deref() == Some("jobs") && says.contains("no meaning for concurrency"));

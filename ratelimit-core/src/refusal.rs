@@ -13,7 +13,8 @@ use crate::reservation::ReservationId;
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Refusal {
-    /// No limit applies to the request: it lacks the identifiers of every limit. A limiter that
+    /// No limit applies to the request: it lacks the identifiers of every limit, or does not meet
+    /// its [conditions](crate::Limit::when). A limiter that
     /// [allows unlimited requests](crate::RateLimiter::allow_unlimited) admits it.
     #[error(
         "no limit applies to the request, which has {had}: {wanted}; name the identifiers as the limits \
@@ -22,7 +23,8 @@ pub enum Refusal {
     NoLimitApplies {
         /// The identifiers of the request, such as `identifier "IP"`.
         had: String,
-        /// The identifiers of the limits, such as `limit "burst" wants "ip"`.
+        /// The identifiers and conditions of the limits, such as `limit "burst" wants "ip" when
+        /// method = "POST"`.
         wanted: String,
     },
     /// The request lacks an identifier of a [required](crate::Limit::required) limit.
@@ -34,7 +36,7 @@ pub enum Refusal {
         limit: String,
         /// The identifiers of the request, such as `identifier "user"`.
         had: String,
-        /// The identifiers of the limit, such as `"ip"`.
+        /// The identifiers of the limit, such as `"ip"`, and its conditions.
         wanted: String,
     },
     /// The request gives the [cost](crate::Request::costs) of a limit that the policy lacks.

@@ -49,7 +49,7 @@ fn a_policy_keeps_the_order_the_burst_and_the_identifiers() {
 /// all that is not a default.
 const RELEASED: &str = "\
 burst/gcra: gcra 10/s burst 20 debt 5, by ip user, required, outage open
-tokens/gcra: token-bucket 7/5m burst 9 count attempts, shadow, outage closed
+tokens/gcra: token-bucket 7/5m burst 9 count attempts, when method = \"POST\" and not path = \"/health\" or \"/assets/*\", shadow, outage closed
 daily/fixed-window/1d: fixed-window 1000/d debt 100, by user, outage local, warns at 80%
 first/first-request-window/1h: first-request-window 5/h
 log/window-log/90s: window-log 5/90s
@@ -70,12 +70,15 @@ fn the_documents_of_a_release_mean_what_they_meant() {
         let attempts = if limit.counts_attempts() { " count attempts" } else { "" };
         let names: Vec<_> = limit.identifier_names().collect();
         let by = if names.is_empty() { String::new() } else { format!(", by {}", names.join(" ")) };
+        let when = limit.describe_conditions();
+        let when = if when.is_empty() { when } else { format!(", {when}") };
         let required = if limit.is_required() { ", required" } else { "" };
         let shadow = if limit.is_shadow() { ", shadow" } else { "" };
         let outage = limit.outage().map_or(String::new(), |to| format!(", outage {}", to.name()));
         let warns = limit.warns_at_percent();
         let warns = warns.map_or(String::new(), |percent| format!(", warns at {percent}%"));
-        format!("{}: {algorithm}{attempts}{by}{required}{shadow}{outage}{warns}", limit.state_name())
+        let settings = format!("{by}{when}{required}{shadow}{outage}{warns}");
+        format!("{}: {algorithm}{attempts}{settings}", limit.state_name())
     });
     assert_eq!(told.collect::<Vec<_>>().join("\n"), RELEASED);
     // It has all that this version reads, or the next release adds a file.
@@ -93,6 +96,30 @@ fn a_document_may_name_its_schema() {
     let with = |schema: &str| read(&format!("'$schema' = {schema}\n{limit}"));
     assert_eq!(with("'ratelimit.schema.json'").expect("a policy"), read(limit).expect("a policy"));
     assert!(with("1").is_err_and(|error| error.contains("line 1")));
+}
+
+#[test]
+fn conditions_are_one_value_or_alternatives_and_exclude_inside_not() {
+    let with = |when: &str| {
+        read(&format!(
+            "[[limit]]\nname = 'a'\nkey = ['ip']\nalgorithm = 'gcra'\nrate = '1/s'\n{when}"
+        ))
+    };
+    let inline = "when = { method = 'POST', path = ['/a', '/b/*'], not = { user = 'admin*' } }";
+    let tables =
+        "[limit.when]\nmethod = 'POST'\npath = ['/a', '/b/*']\n[limit.when.not]\nuser = ['admin*']";
+    let limits = with(inline).expect("a policy");
+    assert_eq!(with(tables).expect("a policy"), limits);
+    let limit = Limit::new("a", "gcra 1/s".parse::<AnyAlgorithm>().expect("an algorithm"))
+        .and_then(|limit| {
+            let limit = limit.by(["ip"])?.when("method", "POST")?;
+            limit.when("path", ["/a", "/b/*"])?.when_not("user", "admin*")
+        });
+    assert_eq!(limits.as_slice(), [limit.expect("a limit")]);
+    let twice =
+        r#"{"limit":[{"name":"a","algorithm":"gcra","rate":"1/s","when":{"p":"a","p":"b"}}]}"#;
+    let twice = serde_json::from_str::<Limits<AnyAlgorithm>>(twice).expect_err("twice").to_string();
+    assert!(twice.contains("when.p is there twice"), "{twice}");
 }
 
 /// The lines of a limit after its name, and what the error says besides that name.
@@ -150,6 +177,18 @@ const WRONG_LINES: &[(&str, &[&str])] = &[
     ("warn = '101%'", &["at 101 %", "1 to 100 percent"]),
     ("bucket = '1s'", &["bucket has no meaning for gcra"]),
     ("count = 'all'", &["\"admitted\"", "\"attempts\""]),
+    ("when = 'POST'", &["when is \"POST\"", "when = { path = \"/login\" }", "line 5, column 8"]),
+    ("when = {}", &["when is an empty table"]),
+    ("when = { path = 7 }", &["when.path is or contains 7", "when.path = \"…\""]),
+    ("when = { path = ['/a', 7] }", &["when.path is or contains 7"]),
+    ("when = { path = [] }", &["\"path\" no value"]),
+    ("when = { path = { is = '/a' } }", &["when.path is or contains a table"]),
+    ("when = { 'a b' = 'x' }", &["an identifier in `when`"]),
+    ("when = { path = '/a*b' }", &["\"/a*b\" of \"path\"", "before its end"]),
+    ("when = { path = ['/a', '/a'] }", &["there twice"]),
+    ("when = { not = 'x' }", &["when.not is \"x\"", "when.not = { path"]),
+    ("when = { not = { path = 1.5 } }", &["when.not.path is or contains 1.5"]),
+    ("when = { path = '/a', not = { path = '/*' } }", &["it never applies", "\"path\""]),
 ];
 
 #[test]
@@ -196,6 +235,7 @@ type Values = (&'static str, &'static [Option<&'static str>]);
 
 const ANY: &[Values] = &[
     ("key", &[None, Some("['ip', 'path']")]),
+    ("when", &[None, Some("{ path = '/a' }"), Some("{ not = { path = ['/a', '/b*'] } }")]),
     ("required", &[None, Some("true")]),
     ("shadow", &[None, Some("true")]),
     ("on_outage", &[None, Some("'open'")]),
@@ -212,6 +252,7 @@ const ANY: &[Values] = &[
 /// Each field of which nothing that follows can make right.
 const WRONG: &[(&str, &str)] = &[
     ("key", "['']"),
+    ("when", "{ path = 1 }"),
     ("required", "1"),
     ("shadow", "'no'"),
     ("on_outage", "'shut'"),
@@ -278,6 +319,7 @@ proptest! {
                 prop_assert_eq!(limit.counts_attempts(), attempts);
                 let names: Vec<_> = limit.identifier_names().collect();
                 prop_assert_eq!(names.len(), if of("key").is_some() { 2 } else { 0 });
+                prop_assert_eq!(limit.conditions().len(), usize::from(of("when").is_some()));
                 let warns = limit.warns_at_percent().is_some_and(|percent| percent.get() == 80);
                 let given = [limit.is_required(), limit.is_shadow(), limit.outage().is_some(), warns];
                 let names = ["required", "shadow", "on_outage", "warn"];

@@ -222,7 +222,8 @@ impl<'a, S, A: Algorithm, C: Identifiers + ?Sized> Request<'a, S, A, C> {
     }
 
     /// The limits that apply to the caller, by their position in the policy: those whose
-    /// identifiers it has, but no shadow limits. [`Verdict::decisions`] has the same order.
+    /// identifiers it has and whose conditions it meets, but no shadow limits.
+    /// [`Verdict::decisions`] has the same order.
     pub fn applicable(&self) -> impl Iterator<Item = usize> + use<'a, '_, S, A, C> {
         let limits = self.limiter.limits.iter().enumerate();
         let applies = |limit: &Limit<A>| !limit.is_shadow() && limit.key_for(self.caller).is_some();
@@ -269,7 +270,7 @@ impl<'a, S, A: Algorithm, C: Identifiers + ?Sized> Request<'a, S, A, C> {
                     positions[count] = position;
                     count += 1;
                 }
-                None if !limit.is_required() => {}
+                None if !limit.misses(self.caller) => {}
                 _ => return None,
             }
         }

@@ -52,6 +52,27 @@ fn what_a_limiter_admits_without_a_limit_outlives_a_replacement_and_holds_in_eac
 }
 
 #[test]
+fn conditions_are_replaced_with_a_policy_hold_in_each_part_and_keep_the_states() {
+    let document = |path: &str| {
+        policy(&[("burst", 5)]) + &format!("key = ['ip']\nwhen = {{ path = '{path}' }}\n")
+    };
+    let reload = reload(&document("/a"));
+    let part = reload.part(["burst"]).expect("it is there");
+    part.require(&[Some("ip"), Some("path")], false).expect("it has both");
+    let remaining = |path: &str| {
+        let verdict = part.limiter().check_now(&[("ip", "a"), ("path", path)]);
+        verdict.ok().map(|verdict| verdict.remaining())
+    };
+    assert_eq!((remaining("/a"), remaining("/b")), (Some(4), None));
+    let changes = reload.read(&document("/b")).expect("a policy");
+    assert_eq!(changes.to_string(), "changed burst");
+    assert_eq!((remaining("/a"), remaining("/b")), (None, Some(3)));
+    let unknown = document("/a").replace("path =", "pth =");
+    let error = reload.read(&unknown).expect_err("no request has it").to_string();
+    assert!(error.contains("condition names \"pth\"") && error.contains("\"path\""), "{error}");
+}
+
+#[test]
 fn over_a_fallback_a_policy_without_a_choice_is_not_taken() {
     let silent = policy(&[("burst", 5)]);
     let open = |burst| policy(&[("burst", burst)]) + "on_outage = 'open'\n";

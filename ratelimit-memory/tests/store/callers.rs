@@ -50,8 +50,12 @@ type Case<'c> = (Vec<Limit<AnyAlgorithm>>, &'c (dyn Identifiers + Sync), bool, &
 fn a_request_to_which_no_limit_applies_is_an_error_that_names_the_identifiers_or_admitted() {
     let [by_ip, daily, pair] = limits();
     let required = vec![by_ip.clone(), daily.required(), pair];
+    let login = by_ip.clone().when("path", "/login").expect("a condition");
+    let of_login = required[1].clone().when_not("path", ["/", "/health"]).expect("a condition");
+    let (home, signup) =
+        ([("ip", "192.0.2.1"), ("path", "/")], [("ip", "192.0.2.1"), ("path", "/signup")]);
     let (ip, user) = ([("ip", "192.0.2.1")], [("user", "alice")]);
-    let cases: [Case<'_>; 6] = [
+    let cases: [Case<'_>; 10] = [
         (
             vec![by_ip.clone()],
             &[("IP", "192.0.2.1")],
@@ -62,6 +66,16 @@ fn a_request_to_which_no_limit_applies_is_an_error_that_names_the_identifiers_or
         (limits().into(), &[("", ""); 0], false, &["which has no identifier", "allow_unlimited()"]),
         (limits().into(), &"a bare key", true, &[]),
         (required, &ip, true, &["is required and wants", "identifier \"ip\""]),
+        (
+            vec![login.clone()],
+            &home,
+            false,
+            &["limit \"burst\" wants \"ip\" when path = \"/login\"", "identifier \"ip\", \"path\""],
+        ),
+        // A required limit is required of those that meet its conditions.
+        (vec![login.clone().required()], &home, true, &[]),
+        (vec![login.clone(), of_login.clone()], &home, true, &[]),
+        (vec![login, of_login], &signup, true, &["is required and wants \"user\" when not path"]),
         (vec![by_ip.required()], &user, true, &["is required and wants", "identifier \"user\""]),
     ];
     for (limits, caller, allows_unlimited, expected) in cases {

@@ -62,6 +62,8 @@ pub(crate) struct LimitDraft {
     /// The limit of the first limiter, and that of the second.
     pub(crate) instances: [Instance<AnyAlgorithm>; 2],
     pub(crate) by: Vec<&'static str>,
+    /// What the condition on `user` is, and whether it excludes.
+    pub(crate) when_user: Option<(&'static str, bool)>,
     pub(crate) required: bool,
     pub(crate) shadow: bool,
     on_outage: Option<OnOutage>,
@@ -72,7 +74,12 @@ pub(crate) struct LimitDraft {
 impl LimitDraft {
     pub(crate) fn build(&self, changed: bool) -> Limit<AnyAlgorithm> {
         let limit = self.instances[usize::from(changed)].clone().named(&self.name);
-        let mut limit = limit.by(&self.by).expect("plain names");
+        let limit = limit.by(&self.by).expect("plain names");
+        let mut limit = match self.when_user {
+            Some((value, false)) => limit.when("user", value).expect("a condition"),
+            Some((value, true)) => limit.when_not("user", value).expect("a condition"),
+            None => limit,
+        };
         limit = if self.required { limit.required() } else { limit };
         limit = if self.shadow { limit.shadow() } else { limit };
         // Of several windows in a state, the one that is shown changes.
@@ -105,8 +112,23 @@ impl TestCaller {
         self.bare.into_iter().chain(self.named.iter().map(|(_, value)| *value))
     }
 
-    /// The identifiers that a limit counts by; `None` if the caller lacks one.
+    /// Whether it meets the condition of a limit.
+    pub(crate) fn meets(&self, limit: &LimitDraft) -> bool {
+        let Some((wanted, excludes)) = limit.when_user else { return true };
+        let user = self.named.iter().find(|(name, _)| *name == "user").map(|(_, value)| *value);
+        let has = match wanted.strip_suffix('*') {
+            Some(beginning) => user.is_some_and(|user| user.starts_with(beginning)),
+            None => user == Some(wanted),
+        };
+        has != excludes
+    }
+
+    /// The identifiers that a limit counts by; `None` if the caller lacks one, or does not meet the
+    /// condition.
     pub(crate) fn key(&self, limit: &LimitDraft) -> Option<Vec<&'static str>> {
+        if !self.meets(limit) {
+            return None;
+        }
         if limit.by.is_empty() {
             return self.bare.map(|bare| vec![bare]);
         }
@@ -175,6 +197,13 @@ fn limits(can_keep: fn(&Limit<AnyAlgorithm>) -> bool) -> impl Strategy<Value = V
     let seldom = || prop::bool::weighted(0.15);
     let on_outage = option::of(select(vec![OnOutage::Open, OnOutage::Closed, OnOutage::Local]));
     let warn = option::weighted(0.3, select(vec![1_u8, 34, 50, 80, 100]));
+    let when_user = select(vec![
+        ("sekret-1", false),
+        ("sekret-1*", false),
+        ("sekret-2", true),
+        ("sekret-2*", true),
+    ]);
+    let by = (by, option::weighted(0.25, when_user));
     let options = (2_u64..7, 1_u64..9, by, seldom(), seldom(), on_outage, warn);
     // Some more than are decided without an allocation.
     let most = texts.len();
@@ -184,9 +213,17 @@ fn limits(can_keep: fn(&Limit<AnyAlgorithm>) -> bool) -> impl Strategy<Value = V
     (texts, vec(options, most)).prop_map(move |(texts, options)| {
         let named = texts.into_iter().zip(options).enumerate();
         let limit =
-            named.map(|(n, (text, (one, other, by, required, shadow, on_outage, warn)))| {
-                let instances = [one, other].map(|number| instance(text, number));
-                LimitDraft { name: format!("l{n}"), instances, by, required, shadow, on_outage, warn }
+            named.map(|(n, (text, (one, other, (by, when_user), required, shadow, on_outage, warn)))| {
+                LimitDraft {
+                    when_user,
+                    name: format!("l{n}"),
+                    instances: [one, other].map(|number| instance(text, number)),
+                    by,
+                    required,
+                    shadow,
+                    on_outage,
+                    warn,
+                }
             });
         limit.collect()
     })

@@ -59,7 +59,8 @@ impl<'l> Model<'l> {
             return refused(ErrorKind::Invalid, vec![unknown.to_owned()]);
         }
         let lacks = |limit: &&LimitDraft| {
-            limit.required && !limit.shadow && asked.caller.key(limit).is_none()
+            let is_asked = limit.required && !limit.shadow && asked.caller.meets(limit);
+            is_asked && asked.caller.key(limit).is_none()
         };
         if let Some(limit) = limits.iter().find(lacks) {
             return refused(ErrorKind::Invalid, vec![limit.name.clone()]);
