@@ -84,9 +84,13 @@ pub(crate) struct IdentifiedCaller<'a> {
 }
 
 impl IdentifiedCaller<'_> {
-    /// The identifiers that the request may lack, and lacks, in words; `None` if it has all.
-    pub(crate) fn lacking(self) -> Option<String> {
-        let lacking = self.sources.0.iter().zip(self.values).filter(|(_, value)| value.is_none());
+    /// Those of the `wanted` identifiers that the request may lack, and lacks, in words; `None` if
+    /// it has all. `None` among the wanted is the bare key.
+    pub(crate) fn lacking(self, wanted: &[Option<&str>]) -> Option<String> {
+        let lacking =
+            self.sources.0.iter().zip(self.values).filter(|(source, value)| {
+                value.is_none() && wanted.contains(&source.name.as_deref())
+            });
         let words = lacking.map(|(source, _)| match &source.name {
             Some(name) => format!("{name:?}"),
             None => "a key".to_owned(),

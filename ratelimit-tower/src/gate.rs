@@ -15,8 +15,8 @@ use http::header::WWW_AUTHENTICATE;
 use http::request::Parts;
 use ratelimit_core::algorithm::Quota;
 use ratelimit_core::{
-    ConfigError, ErrorKind, LimitCosts, NamedDecision, OnOutage, RateLimiter, Source, Store,
-    StoreError, Verdict,
+    Algorithm, ConfigError, ErrorKind, LimitCosts, Limits, NamedDecision, OnOutage, RateLimiter,
+    Source, Store, StoreError, Verdict,
 };
 
 use crate::caller::{IdentifiedCaller, Later, Values};
@@ -54,6 +54,22 @@ fn say_unheard(reason: &dyn fmt::Display) {
             eprintln!("a rate limit is configured wrongly; requests are refused: {reason}");
         });
     }
+}
+
+/// What a caller may lack, so that an enforced limit does not apply to it; `None` is the bare key.
+fn wanted_identifiers<'l, A: Algorithm>(
+    limits: &'l Limits<A>,
+    caller: IdentifiedCaller<'_>,
+) -> Vec<Option<&'l str>> {
+    let enforced = limits.iter().filter(|limit| !limit.is_shadow());
+    let wanted = enforced.flat_map(|limit| {
+        let bare = (limit.identifier_names().len() == 0).then_some(None);
+        let counted = limit.identifier_names().map(Some).chain(bare);
+        let counted = counted.filter(move |_| limit.is_met_by(&caller));
+        let conditions = limit.conditions().iter().filter(|one| !one.excludes());
+        counted.chain(conditions.map(|one| Some(one.identifier())))
+    });
+    wanted.collect()
 }
 
 impl<S: Store<A>, A: Quota + 'static> Gate<S, A> {
@@ -177,7 +193,8 @@ impl<S: Store<A>, A: Quota + 'static> Gate<S, A> {
         caller: IdentifiedCaller<'_>,
         error: &S::Error,
     ) -> Result<Admitted, Box<Rejection>> {
-        match (error.kind(), caller.lacking()) {
+        let wanted = wanted_identifiers(limiter.limits(), caller);
+        match (error.kind(), caller.lacking(&wanted)) {
             // The client did not send an identifier that it may lack, and without it no limit
             // applies.
             (ErrorKind::Invalid, Some(lacking)) => {

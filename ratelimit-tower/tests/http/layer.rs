@@ -10,10 +10,11 @@ use axum::extract::connect_info::MockConnectInfo;
 use axum::routing::get;
 use http::header::HeaderValue;
 use http::{Request, Response, StatusCode};
-use ratelimit_core::{ErrorKind, ManualClock, RateLimiter};
+use ratelimit_core::{AnyAlgorithm, ErrorKind, Limits, ManualClock, RateLimiter};
 use ratelimit_tower::{
     Advice, ClientAddress, Fields, IdentifyError, OnStoreError, RateLimitLayer, Rejection,
-    XRateLimit, extension, from_async_fn, header, matched_route, method, path_param, unauthorized,
+    XRateLimit, extension, from_async_fn, from_fn, header, matched_route, method, path_param,
+    unauthorized,
 };
 
 use crate::harness::{
@@ -56,6 +57,55 @@ async fn what_the_client_did_not_send_is_a_400_or_a_401_by_choice() {
     let bearer = unauthorized(header(API_KEY), HeaderValue::from_static("Bearer"));
     let refused = send(&hello().layer(layer().by("key", bearer)), request("/")).await;
     assert_eq!((refused.status, &*refused.field("www-authenticate")), (401, "Bearer"));
+}
+
+/// Two logins per address, and five requests of other kinds.
+fn logins() -> Limits<AnyAlgorithm> {
+    let limits = Limits::builder()
+        .limit("login", "gcra 6/m burst 2")
+        .by(["ip"])
+        .when("method", "POST")
+        .when("path", "/login*")
+        .limit("others", "gcra 6/m burst 5")
+        .by(["ip"])
+        .when_not("path", ["/login*", "/health"]);
+    limits.build().unwrap()
+}
+
+#[tokio::test]
+async fn a_limit_with_conditions_applies_to_the_requests_that_meet_them() {
+    let route = || get(|| async {}).post(|| async {});
+    let app = ["/login", "/login/sso", "/health", "/"];
+    let app = app.into_iter().fold(Router::new(), |app, path| app.route(path, route()));
+    let limiter = || RateLimiter::new(logins(), store(&ManualClock::default()));
+    let with = |limiter: RateLimiter<_>| by_ip(limiter).by("method", method());
+    let path = || from_fn(|request| Ok(Some(request.uri.path().into())));
+    let allowing = app.clone().layer(with(limiter().allow_unlimited()).by("path", path()));
+    for (method, path, due) in [
+        ("POST", "/login", 200),
+        ("POST", "/login/sso", 200),
+        ("POST", "/login", 429),
+        ("GET", "/login", 200),
+        ("GET", "/health", 200),
+        ("GET", "/", 200),
+    ] {
+        let mut request = request(path);
+        *request.method_mut() = method.parse().unwrap();
+        let answer = send(&allowing, request).await;
+        assert_eq!(answer.status, due, "{method} {path}");
+        // Fields tell of the limits that apply.
+        let told = answer.field("ratelimit");
+        assert_eq!(told.contains("login"), method == "POST", "{method} {path}: {told}");
+    }
+    // A request that the policy leaves out is not unlimited by mistake.
+    let strict = app.clone().layer(with(limiter()).by("path", path()));
+    assert_eq!(statuses(&strict, [request("/"), request("/health")]).await, [200, 500]);
+    // Neither is one of a layer that lacks the identifier of a condition.
+    let without = with(limiter().allow_unlimited());
+    assert_eq!(statuses(&app.layer(without.clone()), [request("/")]).await, [500]);
+    let refused = without.checked().unwrap_err().to_string();
+    let says = "limit \"login\": its condition names \"path\", which no request has";
+    assert!(refused.contains(says), "{refused}");
 }
 
 #[tokio::test]

@@ -88,6 +88,7 @@ fn compare_answer(
             503 => Code::Unavailable,
             401 => Code::Unauthenticated,
             402 => Code::PermissionDenied,
+            500 => Code::Internal,
             _ => Code::InvalidArgument,
         };
         let said = Status::from_header_map(head.headers()).unwrap();
@@ -294,7 +295,7 @@ proptest! {
     fn a_waiter_admits_when_the_model_does((mut setup, asks) in setup::waits()) {
         (setup.header, setup.fallback) = (None, None);
         // A limit of all callers applies to each.
-        setup.limits[0].by = &["ip"];
+        (setup.limits[0].by, setup.limits[0].when_user) = (&["ip"], None);
         setup.limits.retain(|limit| !limit.by.is_empty());
         setup.limits.iter_mut().for_each(|limit| (limit.required, limit.shadow) = (false, false));
         runtime().block_on(async {

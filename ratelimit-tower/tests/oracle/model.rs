@@ -123,8 +123,20 @@ impl<'a> Model<'a> {
         nearest.identity()
     }
 
-    /// Whose limit it is; `None` if the request lacks an identifier of it.
+    /// Whether the request is one of those to which the limit applies.
+    fn is_meant(limit: &LimitSpec, ask: &Ask) -> bool {
+        let is = |wanted: &str| match (wanted, ask.user) {
+            ("b*", Some(user)) => user.starts_with('b'),
+            (wanted, user) => user == Some(wanted),
+        };
+        limit.when_user.is_none_or(|(user, excludes)| is(user) != excludes)
+    }
+
+    /// Whose limit it is; `None` if it does not apply, as the request lacks an identifier of it.
     fn whose(&self, limit: &LimitSpec, ask: &Ask) -> Option<Vec<String>> {
+        if !Self::is_meant(limit, ask) {
+            return None;
+        }
         let identifier = |name: &&str| match *name {
             "ip" => Some(self.address(ask)),
             _ => ask.user.map(str::to_owned),
@@ -254,12 +266,20 @@ impl<'a> Model<'a> {
         let with_key =
             |limit: &&'a LimitSpec| Some((*limit, self.whose(limit, ask)?, self.cost(limit, ask)));
         let (shadow, enforced): (Vec<_>, Vec<_>) = limits.iter().partition(|limit| limit.shadow);
-        let lacks = |limit: &&LimitSpec| limit.required && self.whose(limit, ask).is_none();
+        let lacks = |limit: &&LimitSpec| {
+            limit.required && Self::is_meant(limit, ask) && self.whose(limit, ask).is_none()
+        };
         let apply: Vec<_> = enforced.iter().filter_map(with_key).collect();
         let shadow_apply: Vec<_> = shadow.iter().filter_map(with_key).collect();
         let none_applies = apply.is_empty() && !enforced.is_empty();
         if enforced.iter().any(lacks) || none_applies {
-            return about_blank(400);
+            // A user is missing that a limit wants, or the service has no limit for this request.
+            let wants_user = |limit: &&LimitSpec| match limit.when_user {
+                Some((_, false)) => true,
+                _ => limit.by.contains(&"user") && Self::is_meant(limit, ask),
+            };
+            let is_clients = ask.user.is_none() && enforced.iter().any(wants_user);
+            return about_blank(if is_clients { 400 } else { 500 });
         }
         let mut asked = Vec::new();
         let mut is_away = false;

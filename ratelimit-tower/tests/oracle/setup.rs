@@ -13,6 +13,8 @@ pub(crate) struct LimitSpec {
     pub(crate) kind: Kind,
     /// The identifiers; the bare key, which is the same for all, if there are none.
     pub(crate) by: &'static [&'static str],
+    /// The user to whom it applies alone, or, if it excludes, not.
+    pub(crate) when_user: Option<(&'static str, bool)>,
     pub(crate) required: bool,
     pub(crate) shadow: bool,
     /// What it does in an outage.
@@ -308,9 +310,10 @@ fn limits(reserves: bool) -> impl Strategy<Value = Vec<LimitSpec>> {
     ];
     let unit = prop::option::weighted(0.2, select(vec!["content-bytes", "tokens"]));
     let on_outage = select(vec![OnOutage::Open, OnOutage::Closed, OnOutage::Local]);
+    let when_user = prop::option::weighted(0.2, (select(vec!["alice", "b*"]), any::<bool>()));
     let limit = (
         kind(reserves),
-        select(IDENTIFIERS.to_vec()),
+        (select(IDENTIFIERS.to_vec()), when_user),
         rare(),
         rare(),
         on_outage,
@@ -319,7 +322,8 @@ fn limits(reserves: bool) -> impl Strategy<Value = Vec<LimitSpec>> {
         unit,
     );
     let limit = limit.prop_map(|(kind, by, required, shadow, on_outage, abnormal, shown, unit)| {
-        LimitSpec { name: "", kind, by, required, shadow, on_outage, abnormal, shown, unit }
+        let (name, (by, when_user)) = ("", by);
+        LimitSpec { name, kind, by, when_user, required, shadow, on_outage, abnormal, shown, unit }
     });
     let names = Just(NAMES.to_vec()).prop_shuffle();
     (prop::collection::vec(limit, 1..=4), names).prop_map(|(mut limits, names)| {

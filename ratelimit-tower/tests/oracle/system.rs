@@ -169,6 +169,11 @@ pub(crate) fn limits<'a>(specs: impl Iterator<Item = &'a LimitSpec>) -> Limits<A
         if spec.kind.attempts {
             limits = limits.count_attempts();
         }
+        limits = match spec.when_user {
+            Some((user, false)) => limits.when("user", user),
+            Some((user, true)) => limits.when_not("user", user),
+            None => limits,
+        };
         if spec.required {
             limits = limits.required();
         }
