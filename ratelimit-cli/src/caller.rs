@@ -2,7 +2,7 @@
 
 use std::borrow::Cow;
 
-use ratelimit_core::{AnyAlgorithm, ConfigError, Identifiers, Limit, Limits};
+use ratelimit_core::{AnyAlgorithm, Condition, ConfigError, Identifiers, Limit, Limits};
 use serde::{Serialize, Serializer};
 
 use crate::failure::Failure;
@@ -76,7 +76,9 @@ impl Caller {
         keys: &[String],
         limits: &Limits<AnyAlgorithm>,
     ) -> Result<Self, Failure> {
-        let names: Vec<_> = limits.iter().flat_map(Limit::identifier_names).collect();
+        let conditions = limits.iter().flat_map(Limit::conditions).map(Condition::identifier);
+        let names = limits.iter().flat_map(Limit::identifier_names).chain(conditions);
+        let names: Vec<_> = names.collect();
         let mut caller = Self::default();
         for key in keys {
             let bare = match key.split_once('=') {
@@ -133,6 +135,22 @@ impl Caller {
         limits.iter().filter_map(|limit| Some((limit, limit.key_for(self)?))).collect()
     }
 
+    /// What must be said of limits that count by what the caller has, and do not apply to it.
+    pub(crate) fn note_unmet(&self, limits: &Limits<AnyAlgorithm>) -> Option<String> {
+        let has = |name: &str| {
+            self.identifier(name).is_some() || self.bare.is_some() && name == BARE_NAME
+        };
+        let unmet = limits.iter().filter(|limit| !limit.is_met_by(self));
+        let unmet = unmet.filter(|limit| names(limit).into_iter().all(has));
+        let unmet: Vec<_> = unmet.map(|limit| limit.name().to_owned() + &when(limit)).collect();
+        (!unmet.is_empty()).then(|| {
+            format!(
+                "left out are {}; to include one, name these identifiers too, as in path=/login",
+                unmet.join("; ")
+            )
+        })
+    }
+
     /// The caller as people read it: `alice`, or `ip=192.0.2.7 user=bob`.
     pub(crate) fn display(&self) -> String {
         let named = self.named.list.iter().map(|(name, value)| format!("{name}={value}"));
@@ -145,9 +163,9 @@ impl Caller {
 pub(crate) fn list_identifiers(limits: &Limits<AnyAlgorithm>) -> String {
     let each: Vec<_> = limits
         .iter()
-        .map(|limit| match joined_names(limit) {
-            names if names == BARE_NAME => format!("{} needs a bare key", limit.name()),
-            names => format!("{} needs {names}", limit.name()),
+        .map(|limit| match limit.identifier_names().len() {
+            0 => format!("{} needs a bare key{}", limit.name(), when(limit)),
+            _ => format!("{} needs {}", limit.name(), counts_by(limit)),
         })
         .collect();
     format!("Of the policy's limits {}.", each.join("; "))
@@ -159,7 +177,20 @@ pub(crate) fn names(limit: &Limit<AnyAlgorithm>) -> Vec<&str> {
     if names.is_empty() { vec![BARE_NAME] } else { names }
 }
 
-/// The same, as people read them.
+/// The conditions of a limit in words, after a space; nothing without conditions.
+fn when(limit: &Limit<AnyAlgorithm>) -> String {
+    match limit.describe_conditions() {
+        none if none.is_empty() => none,
+        when => format!(" {when}"),
+    }
+}
+
+/// What a limit counts by, and when: `ip + user when path = "/login"`.
+pub(crate) fn counts_by(limit: &Limit<AnyAlgorithm>) -> String {
+    joined_names(limit) + &when(limit)
+}
+
+/// The names of the identifiers that a limit counts by, as people read them.
 pub(crate) fn joined_names(limit: &Limit<AnyAlgorithm>) -> String {
     names(limit).join(" + ")
 }

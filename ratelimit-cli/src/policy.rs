@@ -100,25 +100,44 @@ impl Problem {
     }
 }
 
-/// The number of limits of a document, and what is wrong with them: of each the first mistake that
-/// keeps it from being read, or what `check` refuses.
-pub(crate) fn problems(
+/// What there is to say of a document.
+#[derive(Default)]
+pub(crate) struct Findings {
+    /// The number of its limits.
+    pub(crate) limits: usize,
+    /// What is wrong with them.
+    pub(crate) problems: Vec<Problem>,
+    /// What may be meant, and is easily overlooked.
+    pub(crate) notes: Vec<Problem>,
+}
+
+/// What is wrong with the limits of a document: of each the first mistake that keeps it from being
+/// read, or what `check` refuses. And what `note` says of each, which is given those before it.
+pub(crate) fn findings(
     text: &str,
     check: impl Fn(&Limit<AnyAlgorithm>) -> Vec<String>,
-) -> (usize, Vec<Problem>) {
+    note: impl Fn(&Limit<AnyAlgorithm>, &[Limit<AnyAlgorithm>]) -> Vec<String>,
+) -> Findings {
     let document = match DeTable::parse(text) {
         Ok(document) => document.into_inner(),
-        Err(error) => return (0, vec![Problem::from_toml(text, &error)]),
+        Err(error) => {
+            let problems = vec![Problem::from_toml(text, &error)];
+            return Findings { problems, ..Findings::default() };
+        }
     };
+    let (mut notes, mut earlier) = (Vec::new(), Vec::new());
     let limits = document.get("limit").and_then(|limits| limits.get_ref().as_array());
     let limits: Vec<_> = limits.into_iter().flatten().cloned().collect();
     let mut problems = Vec::new();
     for table in limits.iter().filter(|limit| limit.get_ref().is_table()) {
         match Limit::<AnyAlgorithm>::deserialize(ValueDeserializer::from(table.clone())) {
-            // The header [[limit]] is the place of the limit.
-            Ok(limit) => problems.extend(
-                check(&limit).iter().map(|wrong| Problem::at(text, Some(table.span()), wrong)),
-            ),
+            Ok(limit) => {
+                // The header [[limit]] is the place of the limit.
+                let here = |what: String| Problem::at(text, Some(table.span()), &what);
+                problems.extend(check(&limit).into_iter().map(here));
+                notes.extend(note(&limit, &earlier).into_iter().map(here));
+                earlier.push(limit);
+            }
             Err(error) => problems.push(Problem::from_toml(text, &error)),
         }
     }
@@ -130,5 +149,5 @@ pub(crate) fn problems(
     }
     problems.sort();
     problems.dedup();
-    (limits.len(), problems)
+    Findings { limits: limits.len(), problems, notes }
 }

@@ -4,7 +4,7 @@
 use maud::{DOCTYPE, Markup, PreEscaped, html};
 use ratelimit_core::{Algorithm as _, AnyAlgorithm, Limit};
 
-use crate::caller::joined_names;
+use crate::caller::{counts_by, joined_names};
 use crate::compare::{Comparison, Differing};
 use crate::suggest::setting;
 use crate::summary::{Report, WARNING, by_limit, shown_caller, totals};
@@ -152,7 +152,7 @@ fn offender_rows(tally: &Tally, offender: &Offender<'_>) -> Markup {
 /// How a limit fits its callers.
 fn fit(counts: &LimitTally) -> Markup {
     let limit = &counts.limit;
-    let (algorithm, names) = (limit.algorithm(), joined_names(limit));
+    let (algorithm, names) = (limit.algorithm(), counts_by(limit));
     let verb = if limit.is_shadow() { "would have denied" } else { "denied" };
     let observed = counts.needs.as_ref().zip(counts.nearness.as_ref());
     html! {
@@ -160,7 +160,8 @@ fn fit(counts: &LimitTally) -> Markup {
             h3 { (limit.name()) @if limit.is_shadow() { span.badge { "shadow: denies nothing" } } }
             p.faint { code { (in_words(algorithm, limit)) } " for each " (names) }
             @if counts.applied == 0 {
-                p { "No request carried " code { (names) } ": check the format of the log and the " code { "key" } " of the limit." }
+                p { "No request carried " code { (names) } ": check the format of the log and the " code { "key" }
+                    @if !limit.conditions().is_empty() { " and " code { "when" } } " of the limit." }
             } @else if let Some((needs, nearness)) = observed {
                 p {
                     "It " (verb) " " strong { (count(counts.denied)) } " of "

@@ -58,7 +58,14 @@ pub(crate) fn with_algorithm(
     name: &str,
     algorithm: AnyAlgorithm,
 ) -> Result<Limit<AnyAlgorithm>, ConfigError> {
-    let other = Limit::new(name, algorithm)?.by(limit.identifier_names())?;
+    let mut other = Limit::new(name, algorithm)?.by(limit.identifier_names())?;
+    for condition in limit.conditions() {
+        let values = condition.values().collect::<Vec<_>>();
+        other = match condition.excludes() {
+            true => other.when_not(condition.identifier(), values)?,
+            false => other.when(condition.identifier(), values)?,
+        };
+    }
     let other = if limit.counts_attempts() { other.count_attempts()? } else { other };
     let requires = limit.is_required() && !limit.is_shadow();
     Ok(if requires { other.required() } else { other })

@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use crate::caller::joined_names;
+use crate::caller::counts_by;
 use crate::compare::Comparison;
 use crate::table::TextTable;
 use crate::tally::{Denials, Tally};
@@ -91,7 +91,7 @@ fn limits_table(tally: &Tally, shadow: bool) -> TextTable {
         vec![
             limit.name().to_owned(),
             limit.algorithm().name().to_owned(),
-            joined_names(limit),
+            counts_by(limit),
             count(counts.applied),
             count(counts.denied),
             share(counts.denied, counts.applied),

@@ -5,8 +5,8 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use ratelimit_core::store::Op;
 use ratelimit_core::{
-    AnyAlgorithm, ConfigError, Limit, Limits, NamedDecision, NamedDecisions, RateLimiter,
-    Timestamp, Verdict,
+    AnyAlgorithm, Condition, ConfigError, Limit, Limits, NamedDecision, NamedDecisions,
+    RateLimiter, Timestamp, Verdict,
 };
 
 use crate::caller::{BARE_NAME, Caller, check_names, names};
@@ -234,7 +234,11 @@ impl Tally {
                 nearness.count(key, &one);
             }
         }
-        if self.identifiers.iter().any(|kind| kind.callers.is_empty()) {
+        let is_unmet =
+            |counts: &LimitTally| counts.applied == 0 && !counts.limit.conditions().is_empty();
+        if self.identifiers.iter().any(|kind| kind.callers.is_empty())
+            || self.limits.iter().any(is_unmet)
+        {
             self.count_names(&entry.caller);
         }
         for kind in &mut self.identifiers {
@@ -256,7 +260,9 @@ impl Tally {
         let bare = caller.bare.is_some().then_some(BARE_NAME);
         let named = caller.named.list.iter().map(|(kind, _)| &**kind);
         for kind in bare.into_iter().chain(named) {
-            let is_used = self.identifiers.iter().any(|used| used.name == kind);
+            let conditions = self.limits.iter().flat_map(|counts| counts.limit.conditions());
+            let is_used = self.identifiers.iter().any(|used| used.name == kind)
+                || conditions.map(Condition::identifier).any(|used| used == kind);
             let few = self.names.len() < MAX_NAMES;
             if (few || is_used) && self.names.iter().all(|known| known != kind) {
                 self.names.push(kind.to_owned());
@@ -343,11 +349,21 @@ impl Tally {
         self.requests > 0 && self.limits.iter().all(|limit| limit.applied == 0)
     }
 
-    /// Of each limit that never applied because of an identifier that no request has: which, and
-    /// the remedy.
+    /// Of each limit that never applied because of an identifier that no request has, or of
+    /// conditions that none met: which, and the remedy.
     pub(crate) fn unmet(&self) -> impl Iterator<Item = ConfigError> {
         let unmet = self.limits.iter().filter(|counts| self.requests > 0 && counts.applied == 0);
-        unmet.filter_map(|counts| check_names(&counts.limit, &self.names).err())
+        unmet.filter_map(|LimitTally { limit, .. }| match check_names(limit, &self.names) {
+            Err(unknown) => Some(unknown),
+            Ok(()) if limit.conditions().is_empty() => None,
+            Ok(()) => {
+                let none = format!(
+                    "it applies {}, which no request meets; compare the values with those of the log",
+                    limit.describe_conditions()
+                );
+                Some(ConfigError::new(none).in_limit(limit.name()))
+            }
+        })
     }
 
     /// The most-denied callers, the worst first.

@@ -59,6 +59,9 @@ pub(super) fn run(args: &CallerArgs) -> Result<u8, Failure> {
         if absent.len() == found.len() {
             let _ = writeln!(text, "note: {}", super::not_stored(args, &absent, "is"));
         }
+        if let Some(note) = caller.note_unmet(&limits) {
+            let _ = writeln!(text, "note: {note}");
+        }
         let unknown = super::unknown_of(&store, &keyed, &limits).await.map_err(&failed)?;
         if let Some(note) = super::unknown_states(&unknown, "of this caller more is stored:") {
             let _ = writeln!(text, "note: {note}");

@@ -1,4 +1,4 @@
-//! `ratelimit lint`: what is wrong with a policy.
+//! `ratelimit lint`: what is wrong with a policy, and what of it is easily overlooked.
 
 use ratelimit_core::{AnyAlgorithm, Limit};
 use serde_json::json;
@@ -7,7 +7,7 @@ use crate::args::LintArgs;
 use crate::caller::check_names;
 use crate::decision_line::json_lines;
 use crate::failure::Failure;
-use crate::policy::{self, Problem};
+use crate::policy::{self, Findings, Problem};
 use crate::text::plural;
 
 /// The exit code of a policy that has problems: as wherever it is read.
@@ -15,21 +15,39 @@ const WRONG: u8 = 2;
 
 pub(super) fn run(args: &LintArgs) -> Result<u8, Failure> {
     let (name, text) = policy::text(&args.policy)?;
-    let (limits, problems) = policy::problems(&text, |limit| unmet_demands(args, limit));
-    let out = if args.json {
-        lines(limits, &problems)
-    } else {
-        let limits = plural(limits as u64, "limit", "limits");
-        let wrong = match problems.len() {
-            0 => "no problem".to_owned(),
-            some => plural(some as u64, "problem", "problems"),
-        };
-        let problems = problems.iter().map(|problem| format!("{name}: {}", problem.describe()));
-        let summary = format!("{name}: {limits}, {wrong}");
-        problems.chain([summary]).collect::<Vec<_>>().join("\n") + "\n"
+    let found = policy::findings(&text, |limit| unmet_demands(args, limit), notes);
+    super::print(if args.json { lines(&found) } else { sentences(&name, &found) })?;
+    Ok(if found.problems.is_empty() { 0 } else { WRONG })
+}
+
+fn sentences(name: &str, Findings { limits, problems, notes }: &Findings) -> String {
+    let limits = plural(*limits as u64, "limit", "limits");
+    let wrong = match problems.len() {
+        0 => "no problem".to_owned(),
+        some => plural(some as u64, "problem", "problems"),
     };
-    super::print(out)?;
-    Ok(if problems.is_empty() { 0 } else { WRONG })
+    let told = match notes.len() {
+        0 => String::new(),
+        some => format!(", {}", plural(some as u64, "note", "notes")),
+    };
+    let problems = problems.iter().map(|problem| format!("{name}: {}", problem.describe()));
+    let notes = notes.iter().map(|note| format!("{name}: note: {}", note.describe()));
+    let summary = format!("{name}: {limits}, {wrong}{told}");
+    problems.chain(notes).chain([summary]).collect::<Vec<_>>().join("\n") + "\n"
+}
+
+/// What is easily overlooked of a limit behind these.
+fn notes(limit: &Limit<AnyAlgorithm>, earlier: &[Limit<AnyAlgorithm>]) -> Vec<String> {
+    let apart = earlier.iter().filter(|other| other.is_apart_from(limit));
+    let apart: Vec<_> = apart.map(|other| format!("{:?}", other.name())).collect();
+    let told = (!apart.is_empty()).then(|| {
+        format!(
+            "limit {:?}: no request meets both its conditions and those of {}",
+            limit.name(),
+            apart.join(", ")
+        )
+    });
+    told.into_iter().collect()
 }
 
 /// Why a limit that can be read does not fit the service.
@@ -46,11 +64,12 @@ fn unmet_demands(args: &LintArgs, limit: &Limit<AnyAlgorithm>) -> Vec<String> {
     refused
 }
 
-fn lines(limits: usize, problems: &[Problem]) -> String {
-    let line = |problem: &Problem| {
-        let (line, column) = problem.place.unzip();
-        json!({ "line": line, "column": column, "message": problem.message })
+fn lines(Findings { limits, problems, notes }: &Findings) -> String {
+    let line = |(what, is_note): (&Problem, bool)| {
+        let (line, column) = what.place.unzip();
+        json!({ "line": line, "column": column, "message": what.message, "note": is_note })
     };
-    let totals = json!({ "limits": limits, "problems": problems.len() });
-    json_lines(problems.iter().map(line).chain([totals]))
+    let totals = json!({ "limits": limits, "problems": problems.len(), "notes": notes.len() });
+    let problems = problems.iter().map(|problem| (problem, false));
+    json_lines(problems.chain(notes.iter().map(|note| (note, true))).map(line).chain([totals]))
 }

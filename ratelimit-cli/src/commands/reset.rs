@@ -40,10 +40,19 @@ pub(super) fn run(args: &CallerArgs) -> Result<u8, Failure> {
         let _ = store::apply_to(&store, &keyed, Op::Reset, 1).await.map_err(&failed)?;
         super::unknown_of(&store, &keyed, &limits).await.map_err(failed)
     })?;
-    super::print(if args.json { json_line(&told) } else { text(args, &told, &unknown) })
+    super::print(if args.json {
+        json_line(&told)
+    } else {
+        text(args, &told, caller.note_unmet(&limits), &unknown)
+    })
 }
 
-fn text(args: &CallerArgs, told: &Found<'_>, unknown: &BTreeSet<String>) -> String {
+fn text(
+    args: &CallerArgs,
+    told: &Found<'_>,
+    unmet: Option<String>,
+    unknown: &BTreeSet<String>,
+) -> String {
     let Found { caller, reset, absent } = told;
     let mut text = format!("{}: ", caller.display());
     // Writing into memory cannot fail.
@@ -53,6 +62,9 @@ fn text(args: &CallerArgs, told: &Found<'_>, unknown: &BTreeSet<String>) -> Stri
     };
     if !absent.is_empty() {
         let _ = writeln!(text, "note: {}", super::not_stored(args, absent, "was"));
+    }
+    if let Some(note) = unmet {
+        let _ = writeln!(text, "note: {note}");
     }
     if let Some(note) = super::unknown_states(unknown, "of this caller more is stored, and stays:")
     {

@@ -66,7 +66,12 @@ impl AccessLog {
         }
         let user = Some(user).filter(|user| user != b"-" && user != b"\"\"");
         let text = |bytes| String::from_utf8_lossy(bytes).into_owned();
-        let named = [("ip", Some(ip)), ("user", user), ("path", path(request))];
+        let named = [
+            ("ip", Some(ip)),
+            ("user", user),
+            ("path", path(request)),
+            ("method", method(request)),
+        ];
         let named = named.into_iter().filter_map(|(name, value)| Some((name.into(), text(value?))));
         let named = Named { list: named.collect(), bare_only: true };
         let caller = Caller { bare: Some(text(ip)), named };
@@ -92,14 +97,17 @@ fn moment(text: &str) -> Option<Timestamp> {
     Timestamp::from_us(time.timestamp_micros().try_into().ok()?)
 }
 
+/// The method of a request line. `None` if what stands there is none, as of a request in TLS.
+fn method(request: &[u8]) -> Option<&[u8]> {
+    let (method, _) = until(request, b' ')?;
+    let is_method = |b: &u8| b.is_ascii_alphabetic() || *b == b'-';
+    Some(method).filter(|method| !method.is_empty() && method.iter().all(is_method))
+}
+
 /// The path of a request line, without query and fragment; for an absolute URI, its path. `None` if
 /// the request has no path.
 fn path(request: &[u8]) -> Option<&[u8]> {
-    let (method, rest) = request.split_at(request.iter().position(|&b| b == b' ')?);
-    if method.is_empty() || !method.iter().all(|b| b.is_ascii_alphabetic() || *b == b'-') {
-        return None;
-    }
-    let rest = rest.trim_ascii();
+    let rest = request[method(request)?.len()..].trim_ascii();
     // A target that contains spaces, against the standard, extends to the protocol.
     let target = match rest.iter().rposition(|&b| b == b' ') {
         Some(at) if rest[at + 1..].starts_with(b"HTTP/") => rest[..at].trim_ascii_end(),
@@ -231,8 +239,8 @@ mod tests {
             let entry = parse(&line).expect(&line);
             assert_eq!(entry.at.as_us(), 1_431_857_103_000_000, "{line}");
             let caller = &entry.caller;
-            let named = ["ip", "user", "path"].map(|name| caller.identifier(name));
-            assert_eq!(named, [Some("2001:db8::1"), user, Some("/a")], "{line}");
+            let named = ["ip", "user", "path", "method"].map(|name| caller.identifier(name));
+            assert_eq!(named, [Some("2001:db8::1"), user, Some("/a"), Some("GET")], "{line}");
             assert_eq!(caller.bare.as_deref(), Some("2001:db8::1"));
         }
         let entry =
@@ -285,6 +293,27 @@ mod tests {
         ] {
             let line = format!("{START}\"{request}\" 200 5");
             assert_eq!(parse(&line).expect(&line).caller.identifier("path"), expected, "{request}");
+        }
+    }
+
+    #[test]
+    fn the_method_is_the_first_word_of_a_request_that_has_one() {
+        for (request, expected) in [
+            ("POST /login HTTP/1.1", Some("POST")),
+            ("get /", Some("get")),
+            ("M-SEARCH * HTTP/1.1", Some("M-SEARCH")),
+            ("CONNECT example.com:443 HTTP/1.1", Some("CONNECT")),
+            (r"\x16 /a", None),
+            ("GET", None),
+            ("-", None),
+            (" /a", None),
+        ] {
+            let line = format!("{START}\"{request}\" 200 5");
+            assert_eq!(
+                parse(&line).expect(&line).caller.identifier("method"),
+                expected,
+                "{request}"
+            );
         }
     }
 

@@ -2,8 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use ratelimit_core::Algorithm as _;
-use serde_json::{Value, json};
+use ratelimit_core::{Algorithm as _, AnyAlgorithm, Condition, Limit};
+use serde_json::{Map, Value, json};
 
 use super::{CALLERS, PATHS};
 use crate::compare::{Comparison, Differing};
@@ -73,12 +73,28 @@ fn limits(tally: &Tally) -> Vec<Value> {
         });
         json!({
             "name": limit.name(), "algorithm": in_words(limit.algorithm(), limit),
-            "identifiers": limit.identifier_names().collect::<Vec<_>>(), "shadow": limit.is_shadow(),
+            "identifiers": limit.identifier_names().collect::<Vec<_>>(), "when": when(limit),
+            "shadow": limit.is_shadow(),
             "applied": counts.applied, "denied": counts.denied, "needs": needs,
             "nearness": counts.nearness.as_ref().map(Nearness::histogram),
         })
     };
     tally.limits.iter().map(limit).collect()
+}
+
+/// The conditions as a document has them; null without any.
+fn when(limit: &Limit<AnyAlgorithm>) -> Value {
+    let of = |excludes: bool| {
+        let conditions = limit.conditions().iter().filter(move |one| one.excludes() == excludes);
+        let entry =
+            |one: &Condition| (one.identifier().to_owned(), one.values().collect::<Value>());
+        conditions.map(entry).collect::<Map<_, _>>()
+    };
+    let (mut when, not) = (of(false), of(true));
+    if !not.is_empty() {
+        when.insert("not".to_owned(), not.into());
+    }
+    if when.is_empty() { Value::Null } else { when.into() }
 }
 
 fn comparison_section(name: &str, comparison: &Comparison) -> Value {

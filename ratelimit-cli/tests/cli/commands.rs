@@ -1,6 +1,6 @@
 //! `check`, `inspect` and `reset`, as far as they work without a server.
 
-use crate::common::{BUCKET, Scene, TWO};
+use crate::common::{BUCKET, Scene, TWO, limit};
 
 #[test]
 fn a_check_says_its_decision_in_words_or_json_and_by_its_exit_code() {
@@ -150,10 +150,22 @@ fn a_policy_is_wrong_at_a_line_and_a_column_and_lint_names_each_limit() {
             |(at, told): &(_, Option<&str>)| *at == line && told.is_some_and(|t| t.contains(says));
         assert!(told.iter().any(is_told), "{told:?}");
     }
-    assert_eq!(lines.last(), Some(&serde_json::json!({ "limits": 5, "problems": 5 })));
+    assert_eq!(lines.last(), Some(&serde_json::json!({ "limits": 5, "problems": 5, "notes": 0 })));
 
     scene.write("policy.toml", format!("[[limit]]\nname = \"a\"\n{gcra}"));
     let ran = lint(&["--identifiers", "key"]);
     assert_eq!((ran.code, &*ran.out), (0, "policy.toml: 1 limit, no problem\n"));
+    // Of limits whose conditions exclude each other there is a note, and no problem.
+    let when = |name: &str, when: &str| limit(name, "ip", "gcra 1/s", &format!("when = {when}"));
+    let reads = when("reads", "{ method = ['GET', 'HEAD'] }");
+    let others = when("writes", "{ not = { method = ['GET', 'HEAD'] } }")
+        + &when("login", "{ method = 'POST', path = '/login' }");
+    scene.write("policy.toml", reads + &others);
+    let note = "policy.toml: note: line 7, column 1: limit \"writes\": no request meets both its conditions and \
+                those of \"reads\"\n  7 | [[limit]]";
+    let ran =
+        lint(&["--identifiers", "ip,method,path"]).exits(0).says(&[note, "those of \"reads\"\n"]);
+    assert!(ran.out.ends_with("policy.toml: 3 limits, no problem, 2 notes\n"), "{}", ran.out);
+    lint(&["--identifiers", "ip,methd,path"]).exits(2).says(&["did you mean \"methd\"?"]);
     lint(&["--identifiers", "key,"]).exits(2).says(&["--identifiers", "a value is required"]);
 }

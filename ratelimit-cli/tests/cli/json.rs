@@ -8,8 +8,8 @@ use serde_json::Value;
 
 use crate::common::{Scene, limit, write_gcra};
 
-/// The fields whose own fields are data: identifiers by name, and denials by limit.
-const MAPS: [&str; 2] = ["keys", "by_limit"];
+/// The fields whose own fields are data: identifiers by name, denials by limit, and conditions.
+const MAPS: [&str; 3] = ["keys", "by_limit", "when"];
 
 /// The names of all fields.
 fn fields(value: &Value, found: &mut BTreeSet<String>) {
@@ -56,7 +56,7 @@ fn policy() -> String {
     let policy: String = AnyAlgorithm::NAMES.iter().map(of_each).collect();
     policy
         + &limit("trial", "ip", "gcra 3/h", "shadow = true")
-        + &limit("per-user", "user", "gcra 3/h", "")
+        + &limit("per-user", "user", "gcra 3/h", "when = { user = \"*\" }")
 }
 
 #[test]
@@ -77,7 +77,7 @@ fn the_help_of_each_command_names_every_field_of_its_json() {
 
     described(
         &["replay", "--json", "--compare", "other.toml", "input"],
-        &["nearness", "spells", "differing_callers", "callers_denied"],
+        &["nearness", "spells", "differing_callers", "callers_denied", "when"],
     );
     described(
         &["replay", "--decisions", "-", "input"],
@@ -85,7 +85,7 @@ fn the_help_of_each_command_names_every_field_of_its_json() {
     );
     described(
         &["lint", "wrong.toml", "--json"],
-        &["line", "column", "message", "limits", "problems"],
+        &["line", "column", "message", "note", "limits", "problems", "notes"],
     );
     described(
         &["suggest", "--json", "--target", "0%", "input"],

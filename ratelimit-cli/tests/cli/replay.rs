@@ -115,13 +115,38 @@ fn the_summary_shows_denied_callers_with_times_and_limits() {
 }
 
 #[test]
+fn one_path_of_a_log_is_limited_by_a_condition() {
+    let logins = "when = { method = \"POST\", path = \"/login*\" }";
+    let policy = limit("login", "ip", "fixed-window 1/h", logins)
+        + &limit("misspelt", "ip", "gcra 1/s", "when = { method = \"Post\" }")
+        + &limit("unknown", "ip", "gcra 1/s", "when = { host = \"a\" }");
+    let line = |request: &str| {
+        format!("192.0.2.7 - - [17/May/2015:10:05:03 +0000] \"{request} HTTP/1.1\" 200 5\n")
+    };
+    let log = ["POST /login", "GET /login", "POST /a", "POST /login?x", "GET /", "POST /login/b"];
+    let scene = Scene::with(&policy, log.map(line).concat());
+    let ran = scene.replay(&["--report", "out.html", "--json", "input"]).exits(0).says(&[
+        "limit \"misspelt\": it applies when method = \"Post\", which no request meets; compare",
+        "limit \"unknown\": its condition names \"host\", which no request has; requests have a bare",
+    ]);
+    let data = &ran.json()[0];
+    let login = &data["limits"][0];
+    assert_eq!((&login["applied"], &login["denied"]), (&3.into(), &2.into()), "{login}");
+    assert_eq!(login["when"], serde_json::json!({ "method": ["POST"], "path": ["/login*"] }));
+    let page = scene.read("out.html");
+    let counts = "for each ip when method = &quot;POST&quot; and path = &quot;/login*&quot;";
+    assert!(page.contains(counts), "{page}");
+    scene.replay(&["input"]).says(&["ip when method = \"POST\" and path = \"/login*\"  "]);
+}
+
+#[test]
 fn an_identifier_that_no_request_has_causes_a_warning_that_names_it_and_what_the_log_has() {
     let ran = Scene::with(&limit("burst", "ip", "gcra 1/s", ""), GOOD).replay(&["input"]).exits(0);
     assert_eq!(
         ran.err,
         "WARNING: policy.toml: no limit applied to any request\n\
-         WARNING: policy.toml: limit \"burst\": it counts by \"ip\", which no request has; requests have a bare key; count \
-         by one of these, or add it\n"
+         WARNING: policy.toml: limit \"burst\": it counts by \"ip\", which no request has; requests have a bare key; name \
+         one of these, or add it\n"
     );
     ran.lacks("note: WARNING");
     let (policy, log) = example();
@@ -131,9 +156,9 @@ fn an_identifier_that_no_request_has_causes_a_warning_that_names_it_and_what_the
     assert_eq!(
         ran.err,
         "WARNING: policy.toml: limit \"per-user\": it counts by \"usr\", which no request has; requests have a bare key, \
-         \"ip\", \"path\", \"user\"; did you mean \"user\"?\n\
+         \"ip\", \"path\", \"method\", \"user\"; did you mean \"user\"?\n\
          WARNING: other.toml: limit \"same-page\": it counts by \"country\", which no request has; requests have a bare \
-         key, \"ip\", \"path\", \"user\"; count by one of these, or add it\n"
+         key, \"ip\", \"path\", \"method\", \"user\"; name one of these, or add it\n"
     );
     ran.says(&["token-bucket          usr                 0       0"]);
 }

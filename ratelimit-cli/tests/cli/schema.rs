@@ -15,7 +15,7 @@ use crate::common::{Scene, workspace};
 
 /// What a schema cannot say: a document that it accepts, and a part of the error by which the
 /// parser refuses it.
-const UNSAYABLE: [(&str, &str); 9] = [
+const UNSAYABLE: [(&str, &str); 11] = [
     (
         r#"[{"name":"a","algorithm":"gcra","rate":"1/s"},{"name":"a","algorithm":"gcra","rate":"1/s"}]"#,
         "two limits have this name",
@@ -38,6 +38,14 @@ const UNSAYABLE: [(&str, &str); 9] = [
     (
         r#"[{"name":"a","algorithm":"bucketed-window","bucket":"1s","rates":["1/2h"]}]"#,
         "more than 4096 buckets",
+    ),
+    (
+        r#"[{"name":"a","algorithm":"gcra","rate":"1/s","when":{"p":"/a","not":{"p":"/*"}}}]"#,
+        "it never applies",
+    ),
+    (
+        r#"[{"name":"a","key":["ip"],"algorithm":"gcra","rate":"1/s","when":{"not":{"ip":"*"}}}]"#,
+        "it never applies",
     ),
     // JSON Schema knows no difference between 20 and 20.0.
     (r#"[{"name":"a","algorithm":"gcra","rate":"1/s","burst":20.0}]"#, "burst is 20.0"),
@@ -201,6 +209,10 @@ fn values() -> [Value; 2] {
         "name": ["a", "A.b_c-9", long(64)],
         "algorithm": AnyAlgorithm::NAMES,
         "key": [null, [], ["ip"], ["ip", "path"], [long(64)]],
+        "when": [
+            null, { "path": "/a" }, { "path": ["/a", "/b*", "*"], "method": "é\n" },
+            { "not": { "path": "/a" } }, { "path": "/*", "not": { "path": ["/a", "/b*"] } },
+        ],
         "rate": [null, "1/s", "4096/2us", " 01 / 05 ms "],
         "burst": [null, 1, 1_000],
         "debt": [null, 0, 2],
@@ -216,6 +228,13 @@ fn values() -> [Value; 2] {
         "name": [null, "", "a b", "é", long(65), 1],
         "algorithm": [null, "", "leaky", "GCRA", 1],
         "key": ["ip", ["ip", "ip"], [""], ["a b"], [long(65)], [1]],
+        "when": [
+            "/a", ["/a"], {}, { "path": [] }, { "path": "" }, { "path": 1 }, { "path": null },
+            { "path": ["/a", "/a"] }, { "path": ["/a", ""] }, { "path": "/*/a" }, { "path": "**" },
+            { "a b": "/a" }, { "": "/a" }, { "path": { "is": "/a" } }, { "not": "/a" }, { "not": {} },
+            { "not": ["/a"] }, { "not": { "path": 1 } }, { "not": { "not": { "path": "/a" } } },
+            { "not": { "a b": "/a" } },
+        ],
         "rate": ["", "0/s", "1/0s", "1", "1/w", "+1/s", "1.5/s", 1, ["1/s"]],
         "burst": [0, -1, 1.5, "1", 1_u64 << 52, u64::MAX],
         "debt": [-1, 1.5, "1", 1_u64 << 52],

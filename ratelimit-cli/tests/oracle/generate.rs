@@ -43,6 +43,16 @@ const PERIODS: [(&str, u64); 4] =
 const IDENTIFIERS: [&[&str]; 7] =
     [&["ip"], &["user"], &["path"], &["ip", "path"], &["user", "ip"], &[], &["ip"]];
 
+/// Those of access logs and of traces.
+const CONDITIONS: [(&str, [&str; 2], bool); 6] = [
+    ("path", ["/login", "1"], false),
+    ("path", ["/*", "2*"], false),
+    ("path", ["/a*", "1"], true),
+    ("user", ["b*", "1"], false),
+    ("user", ["bob", "*"], true),
+    ("method", ["POST", "PUT"], false),
+];
+
 /// Two to five limits that differ in all that limits differ in, in any order.
 pub(crate) fn limits(draw: &mut Draw) -> Vec<Limit> {
     let mut names = vec!["alpha", "beta", "gamma", "delta", "omega"];
@@ -50,6 +60,8 @@ pub(crate) fn limits(draw: &mut Draw) -> Vec<Limit> {
     for _ in 0..2 + draw.below(4) {
         let place = usize::try_from(draw.below(names.len() as u64)).expect("few");
         let algorithm = draw.one_of(&ALGORITHMS);
+        let identifiers = draw.one_of(&IDENTIFIERS).to_vec();
+        let when = (draw.below(4) == 0).then(|| draw.one_of(&CONDITIONS));
         let may_attempt = !["bucketed-window", "concurrency"].contains(&algorithm);
         let may_owe = ["gcra", "token-bucket", "fixed-window"].contains(&algorithm);
         let attempts = may_attempt && draw.below(4) == 0;
@@ -62,7 +74,9 @@ pub(crate) fn limits(draw: &mut Draw) -> Vec<Limit> {
         let shortest = further.iter().map(|period| **period).chain([period]);
         limits.push(Limit {
             name: names.swap_remove(place).to_owned(),
-            identifiers: draw.one_of(&IDENTIFIERS).to_vec(),
+            // One that counts by what it excludes is refused.
+            when: when.filter(|(name, ..)| *name != "user" || !identifiers.contains(name)),
+            identifiers,
             algorithm,
             count: 1 + draw.below(9),
             windows: further.iter().map(|period| (1 + draw.below(15), **period)).collect(),
@@ -132,9 +146,10 @@ pub(crate) fn access_log(draw: &mut Draw) -> String {
         );
         let user = draw.one_of(&["-", "bob", "carol", "-"]);
         let path = draw.one_of(&["/", "/a", "/login", "/a?x=1"]);
+        let method = draw.one_of(&["GET", "GET", "POST"]);
         let more = if is_combined { " \"-\" \"agent 1.0\"" } else { "" };
         let mut line = format!(
-            "192.0.2.{} - {user} [{time}] \"GET {path} HTTP/1.1\" 200 5{more}",
+            "192.0.2.{} - {user} [{time}] \"{method} {path} HTTP/1.1\" 200 5{more}",
             draw.mostly_small(6)
         );
         write!(line, " {}.000", draw.below(4)).expect("a text");

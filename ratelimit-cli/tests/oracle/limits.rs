@@ -43,6 +43,8 @@ pub(crate) struct Limit {
     pub(crate) name: String,
     /// None for a bare key.
     pub(crate) identifiers: Vec<&'static str>,
+    /// An identifier, its values, and whether they exclude.
+    pub(crate) when: Option<(&'static str, [&'static str; 2], bool)>,
     pub(crate) algorithm: &'static str,
     pub(crate) count: u64,
     pub(crate) period: (&'static str, u64),
@@ -132,6 +134,13 @@ impl Limit {
             format!("[[limit]]\nname = \"{name}\"\n{rate}\nalgorithm = \"{algorithm}\"\n");
         if !identifiers.is_empty() {
             text += &format!("key = {identifiers:?}\n");
+        }
+        match self.when {
+            Some((name, values, false)) => text += &format!("when = {{ {name} = {values:?} }}\n"),
+            Some((name, values, true)) => {
+                text += &format!("when = {{ not = {{ {name} = {values:?} }} }}\n");
+            }
+            None => {}
         }
         if self.is_bucket() {
             text += &format!("burst = {burst}\n");

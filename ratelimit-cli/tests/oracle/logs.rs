@@ -42,7 +42,9 @@ impl Log {
         let is_whole = |request: &Request| {
             let required = limits.iter().filter(|limit| limit.required && !limit.shadow);
             request.costs.keys().all(is_known)
-                && required.clone().all(|limit| request.key(&limit.identifiers).is_some())
+                && required
+                    .clone()
+                    .all(|limit| !request.meets(limit) || request.key(limit).is_some())
         };
         let (whole, bad): (Vec<_>, Vec<_>) = self.requests.into_iter().partition(is_whole);
         self.bad.extend(bad.iter().map(|request| request.line));
@@ -67,12 +69,27 @@ impl Request {
         self.costs.get(limit).or(self.costs.get("*")).copied().unwrap_or(1)
     }
 
-    /// The key under these identifiers.
-    pub(crate) fn key(&self, identifiers: &[&str]) -> Option<String> {
-        let names = if identifiers.is_empty() { &["key"][..] } else { identifiers };
+    /// Whether it meets the condition of a limit.
+    pub(crate) fn meets(&self, limit: &Limit) -> bool {
+        let Some((name, values, excludes)) = limit.when else { return true };
+        let has = self.caller.get(name).is_some_and(|own| {
+            values.iter().any(|value| match value.split_once('*') {
+                Some((start, _)) => own.starts_with(start),
+                None => own == value,
+            })
+        });
+        has != excludes
+    }
+
+    /// The key under a limit; `None` if that does not apply.
+    pub(crate) fn key(&self, limit: &Limit) -> Option<String> {
+        let names = match &limit.identifiers[..] {
+            [] => &["key"][..],
+            names => names,
+        };
         let values: Option<Vec<_>> =
             names.iter().map(|name| self.caller.get(*name).cloned()).collect();
-        values.map(|values| values.join("\n"))
+        values.filter(|_| self.meets(limit)).map(|values| values.join("\n"))
     }
 }
 
@@ -130,7 +147,9 @@ fn access_line(line: &str) -> Request {
     if user != "-" {
         caller.insert("user".to_owned(), user.to_owned());
     }
-    let target = between(line, "\"", "\"").split(' ').nth(1).expect("a target");
+    let mut request = between(line, "\"", "\"").split(' ');
+    caller.insert("method".to_owned(), request.next().expect("a method").to_owned());
+    let target = request.next().expect("a target");
     caller.insert("path".to_owned(), target.split('?').next().expect("a path").to_owned());
     let took = line.rsplit(' ').next().filter(|last| last.contains('.') && !last.contains('"'));
     let took = took.map(|took| took.replace('.', "").parse::<u64>().expect("milliseconds") * 1_000);

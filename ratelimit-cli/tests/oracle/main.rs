@@ -132,6 +132,7 @@ impl Case {
             let fitting = needs.iter().find(|need| **need <= limit.capacity());
             let found = json!({
                 "name": found["name"], "shadow": found["shadow"], "identifiers": found["identifiers"],
+                "when": found["when"],
                 "applied": found["applied"], "denied": found["denied"],
                 "callers_denied": found["nearness"]["callers_denied"],
                 "capacity": found["needs"]["capacity"], "alone": found["needs"]["callers_denied_alone"],
@@ -139,6 +140,10 @@ impl Case {
             });
             let due = json!({
                 "name": limit.name, "shadow": limit.shadow, "identifiers": limit.identifiers,
+                "when": limit.when.map(|(name, values, excludes)| match excludes {
+                    false => json!({ name: values }),
+                    true => json!({ "not": { name: values } }),
+                }),
                 "applied": applied, "denied": denied,
                 "callers_denied": replay::callers(limit, decided)[0],
                 "capacity": limit.capacity(), "alone": needs.iter().filter(is_denied).count(),
@@ -249,6 +254,13 @@ impl Case {
             let names = match limit.identifiers.join(" + ") {
                 none if none.is_empty() => "key".to_owned(),
                 names => names,
+            };
+            let names = match limit.when {
+                Some((name, [one, other], excludes)) => {
+                    let not = if excludes { "not " } else { "" };
+                    format!("{names} when {not}{name} = {one:?} or {other:?}")
+                }
+                None => names,
             };
             let due = format!("{} {} {names} {} {denied}", limit.name, limit.algorithm, applied);
             let rows =

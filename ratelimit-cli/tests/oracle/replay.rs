@@ -46,9 +46,8 @@ pub(crate) fn replay_all(limits: &[Limit], requests: &[Request]) -> Vec<Decided>
 }
 
 fn decide(limits: &[Limit], request: &Request, histories: &mut Histories) -> Decided {
-    let applies = |limit: &&Limit| request.key(&limit.identifiers).is_some();
-    let at =
-        |limit: &Limit| (limit.name.clone(), request.key(&limit.identifiers).expect("it applies"));
+    let applies = |limit: &&Limit| request.key(limit).is_some();
+    let at = |limit: &Limit| (limit.name.clone(), request.key(limit).expect("it applies"));
     let enforced: Vec<_> = limits.iter().filter(|limit| !limit.shadow).filter(applies).collect();
     let shadow: Vec<_> = limits.iter().filter(|limit| limit.shadow).filter(applies).collect();
     let mut fits = |limit: &&&Limit| {
@@ -121,7 +120,7 @@ pub(crate) fn line(decided: &Decided, limits: &[Limit]) -> Value {
 pub(crate) fn needs(limit: &Limit, requests: &[Request]) -> Vec<u64> {
     let mut by_key: BTreeMap<String, Vec<Request>> = BTreeMap::new();
     for request in requests {
-        let Some(key) = request.key(&limit.identifiers) else { continue };
+        let Some(key) = request.key(limit) else { continue };
         by_key.entry(key).or_default().push(request.clone());
     }
     by_key.retain(|_, of_key| of_key.iter().any(|request| request.op == "acquire"));
@@ -191,7 +190,7 @@ pub(crate) fn callers(limit: &Limit, decided: &[Decided]) -> [usize; 2] {
     let mut callers = [BTreeSet::new(), BTreeSet::new()];
     for one in decided.iter().filter(|one| one.request.op == "acquire") {
         let Some((_, answer)) = one.each().find(|(name, _)| *name == limit.name) else { continue };
-        let key = one.request.key(&limit.identifiers).expect("it applied");
+        let key = one.request.key(limit).expect("it applied");
         callers[1].insert(key.clone());
         if !answer.allowed {
             callers[0].insert(key);
