@@ -2,8 +2,8 @@
 
 use ratelimit_core::store::LogStore;
 use ratelimit_core::{
-    AnyAlgorithm, FirstRequestWindow, Limits, RateLimiter, SlidingLog, Store, TokenBucket, Verdict,
-    WindowLog,
+    AnyAlgorithm, FirstRequestWindow, FixedWindow, Gcra, Limits, RateLimiter, SlidingLog, Store,
+    TokenBucket, Verdict, WindowLog,
 };
 use ratelimit_memory::MemoryStore;
 
@@ -54,6 +54,30 @@ async fn token_bucket<S: Store<AnyAlgorithm>>(
 
     let verdict = limiter.request("alice").cost(100).force().await?; // charges what is left, and says so
     Ok((verdict, limiter.limits().clone()))
+}
+
+fn conditions() -> Result<Limits<AnyAlgorithm>, Error> {
+    let limits = Limits::builder()
+        .limit("login", FixedWindow::per_minute(5))
+        .by(["ip"])
+        .when("method", "POST")
+        .when("path", ["/login", "/signup/*"])
+        .limit("others", Gcra::per_second(10))
+        .by(["ip"])
+        .when_not("path", ["/login", "/signup/*", "/health"])
+        .build()?;
+    Ok(limits)
+}
+
+#[test]
+fn the_conditions_of_the_chapter_on_policies_are_those_of_its_document() -> Result<(), Error> {
+    let documents = blocks(&chapter("policies.md"), "toml");
+    let document = documents.iter().find(|document| document.contains("\"/signup/*\""));
+    assert_eq!(
+        toml::from_str::<Limits<AnyAlgorithm>>(document.expect("it is there"))?,
+        conditions()?
+    );
+    Ok(())
 }
 
 /// The limits of a chapter, as its document has them.
