@@ -138,6 +138,18 @@ pub trait Algorithm: Send + Sync {
         0
     }
 
+    /// Whether none of its numbers is larger than those of `max`, an algorithm of the same
+    /// [kind](Self::state_kind): in no span does it admit more. `false`, the default, if numbers
+    /// are not compared: then a limit accepts [no other numbers](crate::Limit::accepts_up_to) of a
+    /// request.
+    fn is_within(&self, max: &Self) -> bool
+    where
+        Self: Sized,
+    {
+        let _ = max;
+        false
+    }
+
     /// What a key owes, in units of cost and rounded up: by how much it has used more than its
     /// capacity. 0 by default.
     fn owed(&self, state: Option<&Self::State>, now: Timestamp) -> u64 {

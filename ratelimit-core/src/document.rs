@@ -42,7 +42,7 @@ struct Document {
 struct Tables(Vec<Limit<AnyAlgorithm>>);
 
 /// The fields of a `[[limit]]`.
-const FIELDS: [&str; 13] = [
+const FIELDS: [&str; 15] = [
     "name",
     "key",
     "when",
@@ -50,6 +50,7 @@ const FIELDS: [&str; 13] = [
     "rate",
     "burst",
     "debt",
+    "max",
     "count",
     "required",
     "shadow",
@@ -394,7 +395,15 @@ impl LimitTable {
         if name.is_none() {
             missing = Some(ConfigError::new("a [[limit]] has no name; add name = \"…\""));
         }
-        let limit = self.limit(name.unwrap_or("unnamed"), algorithm).map_err(in_limit)?;
+        let name = name.unwrap_or("unnamed");
+        let mut limit = self.limit(name, algorithm).map_err(in_limit)?;
+        let max = self.text("max", "\"1000/s burst 2000\"").map_err(in_limit)?;
+        // An algorithm that is not known yet may accept it.
+        if let Some(max) = max.filter(|_| missing.is_none()) {
+            let max = AnyAlgorithm::of_numbers(algorithm.name(), max);
+            let max = max.map_err(|error| ConfigError::new(format!("max: {error}")));
+            limit = max.and_then(|max| limit.accepts_up_to(max)).map_err(in_limit)?;
+        }
         missing.map_or(Ok(limit), |error| Err(Fault { error, may_follow: true }))
     }
 

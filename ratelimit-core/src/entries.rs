@@ -212,6 +212,10 @@ impl<const LEASES: bool> Algorithm for LoggedWindow<LEASES> {
         self.limit
     }
 
+    fn is_within(&self, max: &Self) -> bool {
+        self.window_us == max.window_us && self.limit <= max.limit
+    }
+
     /// A lease of another length is another state: a shorter one would forget those of the longer
     /// one.
     fn state_kind(&self) -> Cow<'static, str> {

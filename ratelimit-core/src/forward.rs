@@ -208,6 +208,13 @@ macro_rules! __forward_algorithm {
                     match self { $( Self::$Variant(own) => own.debt(), )+ }
                 }
 
+                fn is_within(&self, max: &Self) -> bool {
+                    match (self, max) {
+                        $( (Self::$Variant(own), Self::$Variant(max)) => own.is_within(max), )+
+                        _ => false,
+                    }
+                }
+
                 fn owed(&self, state: Option<&$State>, now: parts::Timestamp) -> u64 {
                     match self { $(
                         Self::$Variant(own) => own.owed($crate::__own_state!($State::$Variant, state), now),

@@ -157,6 +157,7 @@ mod in_memory;
 mod limit;
 mod limiter;
 mod limits_builder;
+mod numbers;
 mod op;
 mod quota;
 mod rate;
@@ -188,6 +189,7 @@ pub use limiter::{LimitCosts, NamedDecision, NamedDecisions, RateLimiter, Reques
 #[cfg(feature = "tokio")]
 pub use limiter::{OwnedReservation, ReserveError, Reserved};
 pub use limits_builder::LimitsBuilder;
+pub use numbers::Numbers;
 pub use rate::Rate;
 pub use refusal::Refusal;
 pub use reservation::ReservationId;

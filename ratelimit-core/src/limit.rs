@@ -13,6 +13,7 @@ use crate::identifiers::Identifiers;
 use crate::share::Share;
 
 mod condition;
+mod numbers;
 mod step;
 mod warning;
 
@@ -38,6 +39,9 @@ pub struct Limit<A> {
     on_outage: Option<OnOutage>,
     counts_attempts: bool,
     warn_percent: Option<NonZeroU8>,
+    /// The largest numbers that a request may have of its own. In a box, because few limits have
+    /// them.
+    max: Option<Box<A>>,
     algorithm: A,
 }
 
@@ -103,6 +107,7 @@ impl<A: Algorithm> Limit<A> {
             on_outage: None,
             counts_attempts: false,
             warn_percent: None,
+            max: None,
             algorithm,
         })
     }
@@ -224,6 +229,7 @@ impl<A: Algorithm> Limit<A> {
             state_name,
             identifier_names: self.identifier_names.clone(),
             conditions: self.conditions.clone(),
+            max: None,
             algorithm,
             ..*self
         })

@@ -166,6 +166,7 @@ impl<S, A: Algorithm> RateLimiter<S, A> {
             caller,
             cost: 1,
             costs: None,
+            numbers: None,
             now: Now::Store,
             id: None,
             settled_once: false,

@@ -107,6 +107,18 @@ impl<A: Algorithm> LimitsBuilder<A> {
         self.change_last("warn_at_percent", |limit| limit.warn_at_percent(percent))
     }
 
+    /// A request may bring other numbers to the limit before this call, up to these: see
+    /// [`Limit::accepts_up_to`].
+    pub fn accepts_up_to<T: TryInto<A>>(self, max: T) -> Self
+    where
+        T::Error: Into<ConfigError>,
+    {
+        self.change_last("accepts_up_to", |limit| {
+            let max = max.try_into().map_err(|error| error.into().in_limit(limit.name()))?;
+            limit.accepts_up_to(max)
+        })
+    }
+
     fn change_last(
         mut self,
         method: &str,

@@ -275,6 +275,13 @@ impl Refill {
         Rate::of_built(self.tick_units, period_us).shortest()
     }
 
+    /// Whether it refills no faster than another. Below 2^53 each, the products are exact.
+    pub(crate) fn is_at_most(&self, other: &Self) -> bool {
+        let token_us = |of: &Self| u128::from(of.token_units) * u128::from(of.tick_us);
+        let work = |of: &Self, other: &Self| u128::from(of.tick_units) * token_us(other);
+        work(self, other) <= work(other, self)
+    }
+
     /// The capacity in units.
     #[must_use]
     pub const fn capacity_units(&self) -> u64 {

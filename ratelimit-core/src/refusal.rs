@@ -49,6 +49,14 @@ pub enum Refusal {
         /// The names of the limits.
         limits: String,
     },
+    /// The request has [numbers](crate::Request::numbers) that a limit does not accept.
+    #[error("limit {limit:?} does not accept the numbers of the request: {why}")]
+    Numbers {
+        /// The limit's name.
+        limit: String,
+        /// Why, and the remedy.
+        why: &'static str,
+    },
     /// The algorithm of a limit has no such operation.
     #[error("limit {limit:?}: its algorithm has no {op}")]
     Unsupported {
@@ -179,6 +187,7 @@ impl Refusal {
     pub fn limit(&self) -> Option<&str> {
         match self {
             Self::MissingIdentifier { limit, .. }
+            | Self::Numbers { limit, .. }
             | Self::Unsupported { limit, .. }
             | Self::CannotReserve { limit }
             | Self::GrantsNoLease { limit }
@@ -208,6 +217,7 @@ impl Refusal {
             Self::NoLimitApplies { .. }
             | Self::MissingIdentifier { .. }
             | Self::UnknownLimit { .. }
+            | Self::Numbers { .. }
             | Self::ReservesNothing { .. }
             | Self::NoId { .. }
             | Self::Metadata { .. }
@@ -249,6 +259,7 @@ mod tests {
                 ErrorKind::Invalid,
                 false,
             ),
+            (Refusal::Numbers { limit: limit(), why: "they are" }, ErrorKind::Invalid, true),
             (Refusal::Unsupported { limit: limit(), op: Op::Force }, ErrorKind::Unsupported, true),
             (Refusal::CannotReserve { limit: limit() }, ErrorKind::Unsupported, true),
             (Refusal::GrantsNoLease { limit: limit() }, ErrorKind::Unsupported, true),

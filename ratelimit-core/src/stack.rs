@@ -159,6 +159,12 @@ impl<A: Algorithm> Algorithm for Stack<A> {
     type State = StackState<A::State>;
 
     /// Those of its limits, in their order.
+    /// Each of the limits.
+    fn is_within(&self, max: &Self) -> bool {
+        let mut both = self.limits.iter().zip(&max.limits);
+        self.limits.len() == max.limits.len() && both.all(|(own, max)| own.is_within(max))
+    }
+
     fn state_kind(&self) -> Cow<'static, str> {
         let mut kind = String::from("stack");
         for limit in &self.limits {

@@ -291,6 +291,15 @@ impl Algorithm for BucketedWindow {
     }
 
     /// The buckets, and the longest window: for as long as that a state keeps them.
+    /// Each window of `max` contains no more than a window does that is as long, or longer.
+    fn is_within(&self, max: &Self) -> bool {
+        let holds = |max: &BucketWindow| {
+            let mut own = self.windows().iter();
+            own.any(|own| own.span_us >= max.span_us && own.limit <= max.limit)
+        };
+        self.bucket_us == max.bucket_us && max.windows().iter().all(holds)
+    }
+
     fn state_kind(&self) -> Cow<'static, str> {
         let of_buckets = kind_of_window("bucketed-window", self.bucket_us);
         kind_of_window(&of_buckets, self.longest_us())

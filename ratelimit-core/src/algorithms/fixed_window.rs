@@ -229,6 +229,12 @@ impl<const ALIGNED: bool> Algorithm for CountedWindow<ALIGNED> {
         self.window.limit
     }
 
+    fn is_within(&self, max: &Self) -> bool {
+        self.window_us() == max.window_us()
+            && self.window.limit <= max.window.limit
+            && self.debt() <= max.debt()
+    }
+
     fn state_kind(&self) -> Cow<'static, str> {
         let name = if ALIGNED { "fixed-window" } else { "first-request-window" };
         kind_of_window(name, self.window_us())

@@ -188,6 +188,10 @@ impl Algorithm for SlidingCounter {
         self.limit
     }
 
+    fn is_within(&self, max: &Self) -> bool {
+        self.window_us == max.window_us && self.limit <= max.limit
+    }
+
     fn state_kind(&self) -> Cow<'static, str> {
         kind_of_window("sliding-counter", self.window_us)
     }

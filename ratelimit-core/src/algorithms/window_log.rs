@@ -166,6 +166,10 @@ impl Algorithm for WindowLog {
         self.window.limit
     }
 
+    fn is_within(&self, max: &Self) -> bool {
+        self.window_us() == max.window_us() && self.window.limit <= max.window.limit
+    }
+
     fn state_kind(&self) -> Cow<'static, str> {
         kind_of_window("window-log", self.window_us())
     }

@@ -49,7 +49,7 @@ fn a_policy_keeps_the_order_the_burst_and_the_identifiers() {
 /// all that is not a default.
 const RELEASED: &str = "\
 burst/gcra: gcra 10/s burst 20 debt 5, by ip user, required, outage open
-tokens/gcra: token-bucket 7/5m burst 9 count attempts, when method = \"POST\" and not path = \"/health\" or \"/assets/*\", shadow, outage closed
+tokens/gcra: token-bucket 7/5m burst 9 count attempts, max token-bucket 14/m burst 90, when method = \"POST\" and not path = \"/health\" or \"/assets/*\", shadow, outage closed
 daily/fixed-window/1d: fixed-window 1000/d debt 100, by user, outage local, warns at 80%
 first/first-request-window/1h: first-request-window 5/h
 log/window-log/90s: window-log 5/90s
@@ -68,6 +68,7 @@ fn the_documents_of_a_release_mean_what_they_meant() {
         let algorithm = limit.algorithm().to_string();
         assert_eq!(algorithm.parse::<AnyAlgorithm>().as_ref(), Ok(limit.algorithm()));
         let attempts = if limit.counts_attempts() { " count attempts" } else { "" };
+        let max = limit.max().map_or(String::new(), |max| format!(", max {max}"));
         let names: Vec<_> = limit.identifier_names().collect();
         let by = if names.is_empty() { String::new() } else { format!(", by {}", names.join(" ")) };
         let when = limit.describe_conditions();
@@ -77,7 +78,7 @@ fn the_documents_of_a_release_mean_what_they_meant() {
         let outage = limit.outage().map_or(String::new(), |to| format!(", outage {}", to.name()));
         let warns = limit.warns_at_percent();
         let warns = warns.map_or(String::new(), |percent| format!(", warns at {percent}%"));
-        let settings = format!("{by}{when}{required}{shadow}{outage}{warns}");
+        let settings = format!("{max}{by}{when}{required}{shadow}{outage}{warns}");
         format!("{}: {algorithm}{attempts}{settings}", limit.state_name())
     });
     assert_eq!(told.collect::<Vec<_>>().join("\n"), RELEASED);
@@ -153,6 +154,10 @@ const WRONG_LIMITS: &[(&str, &[&str])] = &[
         &["3/1500ms is not a whole number of buckets", "such as 1500ms"],
     ),
     (
+        "algorithm = 'fixed-window'\nrate = '1/d'\nmax = '9/h'",
+        &["max is of another algorithm or window", "line 5, column 7"],
+    ),
+    (
         "algorithm = 'bucketed-window'\nbucket = 'soon'\nrates = ['1/s']",
         &["\"soon\" is not a length of time", "250ms"],
     ),
@@ -189,6 +194,9 @@ const WRONG_LINES: &[(&str, &[&str])] = &[
     ("when = { not = 'x' }", &["when.not is \"x\"", "when.not = { path"]),
     ("when = { not = { path = 1.5 } }", &["when.not.path is or contains 1.5"]),
     ("when = { path = '/a', not = { path = '/*' } }", &["it never applies", "\"path\""]),
+    ("max = 9", &["max is 9", "in quotes", "line 5, column 7"]),
+    ("max = '9/w'", &["max: ", "\"10/s\"", "line 5, column 7"]),
+    ("max = 'gcra 9/s'", &["max: ", "\"10/s\""]),
 ];
 
 #[test]
@@ -245,6 +253,8 @@ const ANY: &[Values] = &[
     ("rate", &[Some("'7/5m'"), Some("'1125899906842624/30d'")]),
     ("burst", &[None, Some("1"), Some("1073741824"), Some("1125899906842624")]),
     ("debt", &[None, Some("3"), Some("1125899906842624")]),
+    // In one of the windows, of one of the algorithms.
+    ("max", &[None, None, Some("'9/5m'"), Some("'bucket 1s rates 7/10m'")]),
     ("bucket", &[Some("'1s'")]),
     ("rates", &[Some("['7/5m', '9/10m']")]),
 ];
@@ -261,6 +271,7 @@ const WRONG: &[(&str, &str)] = &[
     ("rate", "'0/s'"),
     ("burst", "0"),
     ("debt", "-1"),
+    ("max", "9"),
     ("bucket", "'soon'"),
     ("rates", "['0/s']"),
 ];
@@ -311,12 +322,17 @@ proptest! {
         let due = due.and_then(|algorithm| Limit::new("a", algorithm));
         let attempts = plain("count") == "attempts";
         let due = due.and_then(|limit| if attempts { limit.count_attempts() } else { Ok(limit) });
+        let due = due.and_then(|limit| match of("max") {
+            Some(_) => limit.accepts_up_to(format!("{algorithm} {}", plain("max")).parse()?),
+            None => Ok(limit),
+        });
         let text = write_document(&fields);
         match (read(&text), due) {
             (Ok(limits), Ok(due)) => {
                 let limit = &limits.as_slice()[0];
                 prop_assert_eq!(limit.algorithm(), due.algorithm());
                 prop_assert_eq!(limit.counts_attempts(), attempts);
+                prop_assert_eq!(limit.max(), due.max());
                 let names: Vec<_> = limit.identifier_names().collect();
                 prop_assert_eq!(names.len(), if of("key").is_some() { 2 } else { 0 });
                 prop_assert_eq!(limit.conditions().len(), usize::from(of("when").is_some()));
@@ -332,7 +348,7 @@ proptest! {
 
     #[test]
     fn a_wrong_field_is_named_by_its_line_wherever_it_stands(
-        (_, mut fields) in limit_fields(),
+        (algorithm, mut fields) in limit_fields(),
         wrong in any::<Index>(),
     ) {
         // What is too large in sum is another mistake.
@@ -341,6 +357,8 @@ proptest! {
                 "rate" => *value = "'7/5m'",
                 "burst" => *value = "1",
                 "debt" => *value = "3",
+                "max" if algorithm == "bucketed-window" => *value = "'bucket 1s rates 9/10m'",
+                "max" => *value = "'9/5m'",
                 "count" => *value = "'admitted'",
                 _ => {}
             }

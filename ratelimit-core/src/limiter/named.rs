@@ -9,6 +9,7 @@ use super::RateLimiter;
 use crate::algorithms::Algorithm;
 use crate::decision::{Account, Decision, Verdict};
 use crate::limit::Limit;
+use crate::numbers::Numbers;
 use crate::quota::Quota;
 use crate::rate::Rate;
 
@@ -40,7 +41,7 @@ impl<S, A: Algorithm> RateLimiter<S, A> {
     /// # }
     /// ```
     pub fn named<'a>(&'a self, verdict: &'a Verdict) -> NamedDecisions<'a, A> {
-        NamedDecisions { limits: self.limits.as_slice(), verdict, position: 0 }
+        NamedDecisions { limits: self.limits.as_slice(), numbers: None, verdict, position: 0 }
     }
 }
 
@@ -51,18 +52,27 @@ impl<S, A: Algorithm> RateLimiter<S, A> {
 #[derive_where(Clone)]
 pub struct NamedDecisions<'a, A> {
     limits: &'a [Limit<A>],
+    numbers: Option<&'a Numbers<A>>,
     verdict: &'a Verdict,
     position: usize,
 }
 
 impl<'a, A: Algorithm> NamedDecisions<'a, A> {
+    /// The same of a request that had these [numbers](Numbers): each decision with the limit at the
+    /// numbers that decided.
+    pub const fn numbers(mut self, numbers: &'a Numbers<A>) -> Self {
+        self.numbers = Some(numbers);
+        self
+    }
+
     /// The decisions of the [shadow limits](Limit::shadow) that apply, in the order of the policy.
     pub fn shadow(&self) -> impl Iterator<Item = NamedDecision<'a, A>> + use<'a, A> {
-        let limits = self.limits;
+        let (limits, numbers) = (self.limits, self.numbers);
         let shadow = self.verdict.shadow().iter();
-        shadow.filter_map(|(position, decision, account)| {
-            let (limit, account) = (limits.get(*position)?, *account);
-            Some(NamedDecision { limit, decision, account, is_allowed: decision.allowed })
+        shadow.filter_map(move |(position, decision, account)| {
+            let limit = deciding(numbers, limits.get(*position)?);
+            let (is_allowed, account) = (decision.allowed, *account);
+            Some(NamedDecision { limit, decision, account, is_allowed })
         })
     }
 
@@ -78,13 +88,21 @@ impl<'a, A: Algorithm> NamedDecisions<'a, A> {
     }
 }
 
-impl<'a, A> Iterator for NamedDecisions<'a, A> {
+/// The limit that decided in place of one of the policy.
+fn deciding<'a, A: Algorithm>(
+    numbers: Option<&'a Numbers<A>>,
+    limit: &'a Limit<A>,
+) -> &'a Limit<A> {
+    numbers.map_or(limit, |numbers| numbers.limit_of(limit))
+}
+
+impl<'a, A: Algorithm> Iterator for NamedDecisions<'a, A> {
     type Item = NamedDecision<'a, A>;
 
     fn next(&mut self) -> Option<Self::Item> {
         let decision = self.verdict.decisions().get(self.position)?;
         let limit = self.limits.get(self.verdict.position_of(self.position))?;
-        let account = self.verdict.account(self.position);
+        let (limit, account) = (deciding(self.numbers, limit), self.verdict.account(self.position));
         self.position += 1;
         let is_allowed = self.verdict.allowed();
         Some(NamedDecision { limit, decision, account, is_allowed })
@@ -109,7 +127,8 @@ impl<'a, A: Algorithm> NamedDecision<'a, A> {
         self.limit.name()
     }
 
-    /// The limit as it was configured: its algorithm and the identifiers that it counts by.
+    /// The limit as it was configured, or at the [numbers](NamedDecisions::numbers) that decided: its
+    /// algorithm and the identifiers that it counts by.
     #[must_use]
     pub const fn configured(&self) -> &'a Limit<A> {
         self.limit

@@ -20,6 +20,7 @@ use crate::decision::Verdict;
 use crate::error::ErrorKind;
 use crate::identifiers::Identifiers;
 use crate::limit::{Limit, Limits};
+use crate::numbers::Numbers;
 use crate::reservation::{Reservation, ReservationId};
 use crate::store_traits::{Store, StoreError};
 
@@ -68,9 +69,35 @@ impl<S: Store<A> + 'static, A: Algorithm + 'static> RateLimiter<S, A> {
         caller: C,
         estimate: impl Into<LimitCosts>,
     ) -> Result<Reserved<S, A, C>, ReserveError<S::Error>> {
+        self.reserve_by(None, caller, estimate).await
+    }
+
+    /// [Reserves](Self::reserve) by these [numbers](Numbers), if there are some: they decide the
+    /// reservation, its extensions and its settlement.
+    ///
+    /// ```
+    /// # use ratelimit_core::*;
+    /// # use std::sync::Arc;
+    /// # async fn example<S: Store<AnyAlgorithm> + 'static>(
+    /// #     limiter: Arc<RateLimiter<S>>, gold: Arc<Numbers>,
+    /// # ) -> Result<(), ReserveError<S::Error>> {
+    /// let reserved = limiter.reserve_by(Some(gold), "alice", 4_000).await?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// As for [`reserve`](Self::reserve), and numbers that a limit does not accept.
+    pub async fn reserve_by<C: Identifiers + Send + Sync + 'static>(
+        self: &Arc<Self>,
+        numbers: Option<Arc<Numbers<A>>>,
+        caller: C,
+        estimate: impl Into<LimitCosts>,
+    ) -> Result<Reserved<S, A, C>, ReserveError<S::Error>> {
         let estimate = estimate.into();
         let (limiter, id) = (self.clone(), ReservationId::random());
-        let charge = Arc::new(OwnedCharge { limiter, caller, id, report: OnceLock::new() });
+        let charge =
+            Arc::new(OwnedCharge { limiter, caller, numbers, id, report: OnceLock::new() });
         // Made before the request is sent, so that a future that is dropped meanwhile leaves no
         // charge behind.
         let settling = charge.clone();
@@ -320,6 +347,9 @@ struct OwnedCharge<S, A, C> {
     limiter: Arc<RateLimiter<S, A>>,
     #[derive_where(skip)]
     caller: C,
+    /// The numbers that decide, if they are not those of the limits.
+    #[derive_where(skip)]
+    numbers: Option<Arc<Numbers<A>>>,
     id: ReservationId,
     /// Receives the errors that reach no caller.
     #[derive_where(skip)]
@@ -334,7 +364,15 @@ const LATE: u128 = 0x6c61_7465 << 96;
 
 impl<S: Store<A>, A: Algorithm, C: Identifiers + Sync> OwnedCharge<S, A, C> {
     fn request(&self) -> Request<'_, S, A, C> {
-        self.limiter.request(&self.caller).with_drawn_id(self.id)
+        self.request_under(self.id)
+    }
+
+    fn request_under(&self, id: ReservationId) -> Request<'_, S, A, C> {
+        let request = self.limiter.request(&self.caller).with_drawn_id(id);
+        match &self.numbers {
+            Some(numbers) => request.numbers(numbers),
+            None => request,
+        }
     }
 
     /// Settles it at these costs, of which so much was charged. If the store has forgotten it, the
@@ -350,13 +388,7 @@ impl<S: Store<A>, A: Algorithm, C: Identifiers + Sync> OwnedCharge<S, A, C> {
             }
             if more.parts().0.any(|(_, cost)| cost > 0) {
                 let id = ReservationId::new(self.id.as_u128() ^ LATE);
-                let _charged = self
-                    .limiter
-                    .request(&self.caller)
-                    .with_drawn_id(id)
-                    .costs(&more)
-                    .force()
-                    .await?;
+                let _charged = self.request_under(id).costs(&more).force().await?;
             }
         }
         answer

@@ -14,6 +14,7 @@ use crate::decision::{Source, Verdict};
 use crate::error::did_you_mean;
 use crate::identifiers::Identifiers;
 use crate::limit::Limit;
+use crate::numbers::Numbers;
 use crate::op::{Now, Op};
 use crate::refusal::Refusal;
 use crate::reservation::ReservationId;
@@ -33,6 +34,8 @@ pub struct Request<'a, S, A, C: ?Sized> {
     pub(super) cost: u64,
     /// The costs under each limit, in place of `cost`.
     pub(super) costs: Option<&'a LimitCosts>,
+    /// The numbers under some limits, in place of their own.
+    pub(super) numbers: Option<&'a Numbers<A>>,
     pub(super) now: Now,
     pub(super) id: Option<ReservationId>,
     /// Whether the limiter drew the id for this charge.
@@ -157,16 +160,43 @@ impl<'a, S, A: Algorithm, C: Identifiers + ?Sized> Request<'a, S, A, C> {
         self
     }
 
+    /// The same request, which limits decide by these numbers in place of their own: those of its
+    /// customer. See [`Numbers`].
+    ///
+    /// ```
+    /// # use ratelimit_core::*;
+    /// # async fn example<S: Store<AnyAlgorithm>>(limiter: RateLimiter<S>) -> Result<(), Box<dyn std::error::Error>>
+    /// # where S::Error: Into<Box<dyn std::error::Error>> {
+    /// let gold = limiter.limits().parse_numbers([("api", "100/s burst 200")])?;
+    /// let verdict = limiter.request("alice").numbers(&gold).cost(5).check().await.map_err(Into::into)?;
+    /// for decision in limiter.named(&verdict).numbers(&gold) {
+    ///     println!("{}: {} left, {:?}", decision.name(), decision.remaining, decision.rate());
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub const fn numbers(mut self, numbers: &'a Numbers<A>) -> Self {
+        self.numbers = Some(numbers);
+        self
+    }
+
+    /// The limit that decides in place of one of the policy.
+    #[inline]
+    fn deciding(&self, limit: &'a Limit<A>) -> &'a Limit<A> {
+        self.numbers.map_or(limit, |numbers| numbers.limit_of(limit))
+    }
+
     /// The cost under this limit.
     #[inline]
     pub(super) fn cost_under(&self, limit: &Limit<A>) -> u64 {
         self.costs.map_or(self.cost, |costs| costs.get(limit.name()))
     }
 
-    /// Refuses the cost of a limit that the policy lacks.
+    /// Refuses the cost of a limit that the policy lacks, and numbers that a limit does not accept.
     #[inline]
-    fn knows_costs(&self) -> Result<(), Refusal> {
-        self.costs.map_or(Ok(()), |costs| self.knows_each(costs))
+    fn suits_limits(&self) -> Result<(), Refusal> {
+        self.costs.map_or(Ok(()), |costs| self.knows_each(costs))?;
+        self.numbers.map_or(Ok(()), |numbers| self.limiter.limits.accept(numbers))
     }
 
     #[cold]
@@ -210,10 +240,10 @@ impl<'a, S, A: Algorithm, C: Identifiers + ?Sized> Request<'a, S, A, C> {
     /// Checks that the store can decide the request, whatever its states.
     ///
     /// # Errors
-    /// [`Refusal::MissingIdentifier`] or [`Refusal::NoLimitApplies`], which every other method
-    /// returns too.
+    /// [`Refusal::MissingIdentifier`], [`Refusal::NoLimitApplies`], [`Refusal::UnknownLimit`] or
+    /// [`Refusal::Numbers`], which every other method returns too.
     pub fn validate(&self) -> Result<(), Refusal> {
-        self.knows_costs()?;
+        self.suits_limits()?;
         self.limiter.has_required(self.caller)?;
         match self.applicable().next() {
             Some(_) => Ok(()),
@@ -265,7 +295,7 @@ impl<'a, S, A: Algorithm, C: Identifiers + ?Sized> Request<'a, S, A, C> {
             match limit.key_for(self.caller) {
                 Some(Cow::Borrowed(key)) => {
                     let cost = self.cost_under(limit);
-                    let check = Check { limit, key, cost };
+                    let check = Check { limit: self.deciding(limit), key, cost };
                     checks.get_or_insert([check; FEW])[count] = check;
                     positions[count] = position;
                     count += 1;
@@ -294,7 +324,7 @@ impl<'a, S, A: Algorithm, C: Identifiers + ?Sized> Request<'a, S, A, C> {
         keys.iter()
             .map(|(position, key)| {
                 let limit = &limits[*position];
-                Check { limit, key, cost: self.cost_under(limit) }
+                Check { limit: self.deciding(limit), key, cost: self.cost_under(limit) }
             })
             .collect()
     }
@@ -306,14 +336,15 @@ impl<'a, S, A: Algorithm, C: Identifiers + ?Sized> Request<'a, S, A, C> {
 macro_rules! with_batch {
     ($request:expr, $op:expr, |$batch:ident| $apply:expr) => {{
         let request = &$request;
-        request.knows_costs()?;
+        request.suits_limits()?;
         if let [limit] = request.limiter.limits.as_slice()
             && !limit.is_shadow()
         {
             let Some(key) = limit.key_for(request.caller) else {
                 return Ok(request.limiter.unlimited(request.caller)?);
             };
-            let check = Check { limit, key: &key, cost: request.cost_under(limit) };
+            let (limit, cost) = (request.deciding(limit), request.cost_under(limit));
+            let check = Check { limit, key: &key, cost };
             let $batch = request.shape_batch(Batch::one(&check), $op);
             return $apply;
         }
@@ -335,7 +366,8 @@ macro_rules! with_batch {
             let mut is_away = verdict.source() == Source::Fallback;
             for (position, key) in shadow_keys {
                 let limit = &request.limiter.limits.as_slice()[position];
-                let check = Check { limit, key: &key, cost: request.cost_under(limit) };
+                let (limit, cost) = (request.deciding(limit), request.cost_under(limit));
+                let check = Check { limit, key: &key, cost };
                 let batch = request.in_shadow(limit).shape_batch(Batch::one(&check), $op);
                 let $batch = if is_away { batch.without_store() } else { batch };
                 let decided: Result<Verdict, S::Error> = $apply;
@@ -466,12 +498,13 @@ impl<S: SyncStore<A>, A: Algorithm, C: Identifiers + ?Sized> Request<'_, S, A, C
         if let [limit] = self.limiter.limits.as_slice()
             && !limit.is_shadow()
             && self.costs.is_none()
+            && self.numbers.is_none()
             && let Some(key) = limit.key_for(self.caller)
         {
             let check = Check { limit, key: &key, cost: self.cost };
             return self.limiter.store.apply_now(&self.shape_batch(Batch::one(&check), op));
         }
-        self.knows_costs()?;
+        self.suits_limits()?;
         self.apply_any_now(op).0
     }
 

@@ -249,6 +249,13 @@ impl Algorithm for Gcra {
         self.refill.burst
     }
 
+    fn is_within(&self, max: &Self) -> bool {
+        let refill = &self.refill;
+        refill.is_at_most(&max.refill)
+            && refill.burst <= max.refill.burst
+            && self.debt() <= max.debt()
+    }
+
     /// The same for both names.
     fn state_kind(&self) -> Cow<'static, str> {
         Cow::Borrowed("gcra")
