@@ -452,7 +452,10 @@ mod tests {
         for decisions in [vec![], vec![ADMITTED], vec![ADMITTED, ADMITTED]] {
             let plain = Verdict::several(decisions.clone())
                 .at_positions([3, 4].into_iter().take(decisions.len()));
-            let more = plain.clone().with_shadow(vec![(1, DENIED, Account::default())]).with_source(Source::Fallback);
+            let more = plain
+                .clone()
+                .with_shadow(vec![(1, DENIED, Account::default())])
+                .with_source(Source::Fallback);
             assert_eq!(more.shadow_decisions().collect::<Vec<_>>(), [&DENIED]);
             assert_eq!((plain.source(), more.source()), (Source::Store, Source::Fallback));
             assert_eq!((more.decisions(), more.summary()), (plain.decisions(), plain.summary()));

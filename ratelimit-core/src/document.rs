@@ -538,7 +538,8 @@ fn percent(text: &str) -> Result<u8, ConfigError> {
     let number = text.strip_suffix('%').and_then(whole_number);
     let number = number.map(|number| u8::try_from(number).unwrap_or(u8::MAX));
     number.ok_or_else(|| {
-        let wrong = format!("warn is {text:?}; write 1 to 100 percent, such as warn = {SUCH_AS_WARN}");
+        let wrong =
+            format!("warn is {text:?}; write 1 to 100 percent, such as warn = {SUCH_AS_WARN}");
         ConfigError::new(wrong)
     })
 }

@@ -11,8 +11,8 @@ use proptest::test_runner::{TestCaseError, TestError};
 use ratelimit_core::algorithm::Quota as _;
 use ratelimit_core::store::Op;
 use ratelimit_core::{
-    Account, AnyAlgorithm, Decision, Limit, Limits, NamedDecision, RateLimiter, Request, Store,
-    StoreError as _, Verdict,
+    Account, AnyAlgorithm, Decision, Limit, Limits, NamedDecision, NamedDecisions, RateLimiter,
+    Request, Store, StoreError as _, Verdict,
 };
 
 use crate::law::LawResult;
@@ -105,7 +105,7 @@ async fn holds_on<H: RequestHarness>(harness: &H, case: &RequestCase) -> LawResu
         let due = model.expect(asked);
         let got = harness.ask(limiter, asked).await;
         let said = match &got {
-            Ok(verdict) => Said::from_verdict(limiter, verdict),
+            Ok(verdict) => Said::from_verdict(asked.named(limiter, verdict), verdict),
             Err(error) => Said::Refused(error.kind()),
         };
         let wanted = Said::from_expected(due.clone());
@@ -126,7 +126,7 @@ async fn holds_on<H: RequestHarness>(harness: &H, case: &RequestCase) -> LawResu
             if !applicable.eq(decided.iter().map(|(name, ..)| name.as_str())) {
                 return Err(format!("other limits are applicable: {}", in_words()));
             }
-            agrees_by_name(limiter, verdict, &case.limits, decided)
+            agrees_by_name((asked, asked.named(limiter, verdict)), verdict, &case.limits, decided)
                 .map_err(|how| format!("{how}: {}", in_words()))?;
         }
     }
@@ -151,8 +151,7 @@ fn named(one: NamedDecision<'_, AnyAlgorithm>) -> Named {
 }
 
 impl Said {
-    fn from_verdict<S>(limiter: &RateLimiter<S>, verdict: &Verdict) -> Self {
-        let decisions = limiter.named(verdict);
+    fn from_verdict(decisions: NamedDecisions<'_, AnyAlgorithm>, verdict: &Verdict) -> Self {
         let shadow = decisions.shadow().map(|one| {
             let (name, decision, _, warned) = named(one);
             (name, decision, warned)
@@ -173,13 +172,12 @@ impl Said {
 }
 
 /// Compares all that is found by a name, and all sums, with the decisions.
-fn agrees_by_name<S>(
-    limiter: &RateLimiter<S>,
+fn agrees_by_name(
+    (asked, decisions): (&AskedRequest, NamedDecisions<'_, AnyAlgorithm>),
     verdict: &Verdict,
     limits: &[LimitDraft],
     decided: &[Named],
 ) -> LawResult {
-    let decisions = limiter.named(verdict);
     for limit in limits {
         let due = decided.iter().find(|(name, ..)| *name == limit.name);
         let got = decisions.by_name(&limit.name);
@@ -188,8 +186,8 @@ fn agrees_by_name<S>(
             return Err(format!("{:?} is found as {found:?}", limit.name));
         }
         let Some(got) = got else { continue };
-        let own = limiter.limits().iter().find(|own| own.name() == limit.name);
-        let algorithm = own.expect("it is there").algorithm();
+        let deciding = limit.deciding(asked);
+        let algorithm = deciding.algorithm();
         let window = got.window().map(|window| window.as_micros().try_into().unwrap_or(u64::MAX));
         if window != algorithm.window_us(got.decision()) || got.rate() != algorithm.rate() {
             return Err(format!("the quota of {:?} is another limit's", limit.name));
@@ -224,7 +222,30 @@ impl AskedRequest {
             Some(cost) => request.cost(cost),
             None => request.costs(&self.costs),
         };
+        let request = match &self.numbers {
+            Some(numbers) => request.numbers(numbers),
+            None => request,
+        };
         self.id.map_or(request, |id| request.id(id))
+    }
+
+    /// Whether it has numbers of its own, which only a request of [`to`](Self::to) brings.
+    #[must_use]
+    pub const fn has_numbers(&self) -> bool {
+        self.numbers.is_some()
+    }
+
+    /// The decisions on it, each with the limit that made it.
+    fn named<'a, S>(
+        &'a self,
+        limiter: &'a RateLimiter<S>,
+        verdict: &'a Verdict,
+    ) -> NamedDecisions<'a, AnyAlgorithm> {
+        let named = limiter.named(verdict);
+        match &self.numbers {
+            Some(numbers) => named.numbers(numbers),
+            None => named,
+        }
     }
 }
 

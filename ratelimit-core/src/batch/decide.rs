@@ -233,7 +233,8 @@ impl<A: Algorithm> Batch<'_, A> {
             }
             let state = states.get(position);
             let at = algorithm.charged_at(state, now);
-            let nothing = || Charge { forgiven: 0, charged: check.limit.warns_at_percent().map(|_| 0) };
+            let nothing =
+                || Charge { forgiven: 0, charged: check.limit.warns_at_percent().map(|_| 0) };
             let (step, charge, left) = match about {
                 IdState::Done | IdState::Unknown => {
                     let decision = decide_without_charge(check, state, now);

@@ -80,8 +80,8 @@ impl<A: Algorithm> Limit<A> {
     pub(crate) fn accepts(&self, own: &Self) -> Result<(), Unaccepted> {
         let Some(max) = &self.max else { return Err(NO_MAX) };
         let settings = |of: &Self| (of.shadow, of.counts_attempts, of.on_outage, of.warn_percent);
-        let has_same_callers = own.identifier_names == self.identifier_names
-            && own.conditions == self.conditions;
+        let has_same_callers =
+            own.identifier_names == self.identifier_names && own.conditions == self.conditions;
         if own.fingerprint != self.fingerprint {
             Err(OTHER_STATES)
         } else if settings(own) != settings(self) || !has_same_callers {

@@ -53,7 +53,8 @@ impl<A: Algorithm> Limit<A> {
     pub fn warn_at_percent(mut self, percent: u8) -> Result<Self, ConfigError> {
         self.warn_percent = NonZeroU8::new(percent).filter(|percent| percent.get() <= 100);
         if self.warn_percent.is_none() {
-            let refused = format!("a warning at {percent} % has no meaning; write 1 to 100 percent");
+            let refused =
+                format!("a warning at {percent} % has no meaning; write 1 to 100 percent");
             return Err(ConfigError::new(refused).in_limit(&*self.name));
         }
         Ok(self)

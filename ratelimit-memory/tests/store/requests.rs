@@ -29,7 +29,7 @@ impl RequestHarness for ByItsClock {
     ) -> Result<Verdict, MemoryError> {
         self.0.set(asked.at);
         let (caller, cost) = (&asked.caller, asked.costs.uniform());
-        let plain = asked.id.is_none() && asked.metadata.is_empty();
+        let plain = asked.id.is_none() && asked.metadata.is_empty() && !asked.has_numbers();
         let is_sync = asked.costs.get("l0").is_multiple_of(2) == asked.at.as_us().is_multiple_of(2);
         match (asked.op, cost.filter(|_| plain), is_sync) {
             (Op::Acquire, Some(1), true) => limiter.check_now(caller),

@@ -1,6 +1,7 @@
 //! The strategies that generate limits and requests to them.
 
 use std::borrow::Cow;
+use std::collections::BTreeMap;
 
 use proptest::collection::vec;
 use proptest::option;
@@ -8,7 +9,8 @@ use proptest::prelude::*;
 use proptest::sample::{Index, select, subsequence};
 use ratelimit_core::store::Op;
 use ratelimit_core::{
-    AnyAlgorithm, Identifiers, Limit, LimitCosts, OnOutage, ReservationId, Timestamp,
+    AnyAlgorithm, Identifiers, Limit, LimitCosts, Limits, Numbers, OnOutage, ReservationId,
+    Timestamp,
 };
 
 use crate::trace::made::Instance;
@@ -29,7 +31,7 @@ const LIMITS: [&str; 22] = [
     "fixed-window N/3h debt 3",
     "first-request-window N/2s",
     "window-log N/9s",
-    "bucketed-window bucket 1s rates N/5s, 9/20s",
+    "bucketed-window bucket 1s rates N/5s, 12/20s",
     "sliding-counter N/11s",
     "sliding-log N/13s",
     "concurrency N/30s",
@@ -55,10 +57,16 @@ const VALUES: [&str; 10] = [
     "sekret\\3",
 ];
 
+fn instance(text: &str, number: u64) -> Instance<AnyAlgorithm> {
+    text.replace('N', &number.to_string()).parse().expect("a limit")
+}
+
 /// A limit, and the same with another number.
 #[derive(Clone, Debug)]
 pub(crate) struct LimitDraft {
     pub(crate) name: String,
+    /// Its text, with a number to fill in.
+    text: &'static str,
     /// The limit of the first limiter, and that of the second.
     pub(crate) instances: [Instance<AnyAlgorithm>; 2],
     pub(crate) by: Vec<&'static str>,
@@ -71,9 +79,44 @@ pub(crate) struct LimitDraft {
     warn: Option<u8>,
 }
 
+/// The largest number that a limit accepts of a request.
+pub(super) const MAX: u64 = 9;
+
 impl LimitDraft {
+    /// The limit of the first limiter or of the second, which accepts other numbers.
     pub(crate) fn build(&self, changed: bool) -> Limit<AnyAlgorithm> {
-        let limit = self.instances[usize::from(changed)].clone().named(&self.name);
+        let limit = self.build_of(self.instances[usize::from(changed)].clone());
+        limit.accepts_up_to(self.at_number(MAX)).expect("one algorithm and window")
+    }
+
+    /// The limit that decides a request: at the number that this has of its own, if it has one.
+    pub(crate) fn deciding(&self, asked: &AskedRequest) -> Limit<AnyAlgorithm> {
+        match asked.own.get(&self.name) {
+            Some(number) => self.build_of(instance(self.text, *number)),
+            None => self.build(asked.changed),
+        }
+    }
+
+    /// Its algorithm at this number.
+    pub(crate) fn at_number(&self, number: u64) -> AnyAlgorithm {
+        instance(self.text, number).algorithm
+    }
+
+    /// The limit that accepts more than those of the limiters do.
+    fn build_generous(&self) -> Limit<AnyAlgorithm> {
+        let limit = self.build_of(self.instances[0].clone());
+        limit.accepts_up_to(self.at_number(2 * MAX)).expect("one algorithm and window")
+    }
+
+    /// The number that a caller has of its own, the same for all that share a state with it.
+    fn plan_of(&self, caller: &TestCaller) -> u64 {
+        let letters =
+            caller.key(self).iter().flatten().map(|value| value.len() as u64).sum::<u64>();
+        1 + letters % MAX
+    }
+
+    fn build_of(&self, instance: Instance<AnyAlgorithm>) -> Limit<AnyAlgorithm> {
+        let limit = instance.named(&self.name);
         let limit = limit.by(&self.by).expect("plain names");
         let mut limit = match self.when_user {
             Some((value, false)) => limit.when("user", value).expect("a condition"),
@@ -169,6 +212,10 @@ pub struct AskedRequest {
     pub metadata: Vec<u8>,
     /// Whether it goes to the limiter whose limits have other numbers.
     pub(crate) changed: bool,
+    /// The numbers that it has of its own, by the names of the limits.
+    pub(crate) own: BTreeMap<String, u64>,
+    /// The same as a request has them.
+    pub(crate) numbers: Option<Numbers>,
 }
 
 /// Limits, and requests to them.
@@ -180,9 +227,6 @@ pub(crate) struct RequestCase {
 }
 
 fn limits(can_keep: fn(&Limit<AnyAlgorithm>) -> bool) -> impl Strategy<Value = Vec<LimitDraft>> {
-    let instance = |text: &str, number: u64| -> Instance<AnyAlgorithm> {
-        text.replace('N', &number.to_string()).parse().expect("a limit")
-    };
     // Buckets have more paths than others.
     let texts: Vec<_> =
         LIMITS.into_iter().filter(|text| can_keep(&instance(text, 3).named("l"))).collect();
@@ -212,11 +256,12 @@ fn limits(can_keep: fn(&Limit<AnyAlgorithm>) -> bool) -> impl Strategy<Value = V
     let texts = count.prop_flat_map(move |count| subsequence(texts.clone(), count)).prop_shuffle();
     (texts, vec(options, most)).prop_map(move |(texts, options)| {
         let named = texts.into_iter().zip(options).enumerate();
-        let limit =
-            named.map(|(n, (text, (one, other, (by, when_user), required, shadow, on_outage, warn)))| {
+        let limit = named.map(
+            |(n, (text, (one, other, (by, when_user), required, shadow, on_outage, warn)))| {
                 LimitDraft {
                     when_user,
                     name: format!("l{n}"),
+                    text,
                     instances: [one, other].map(|number| instance(text, number)),
                     by,
                     required,
@@ -224,7 +269,8 @@ fn limits(can_keep: fn(&Limit<AnyAlgorithm>) -> bool) -> impl Strategy<Value = V
                     on_outage,
                     warn,
                 }
-            });
+            },
+        );
         limit.collect()
     })
 }
@@ -249,6 +295,8 @@ struct Draft {
     settles: Index,
     metadata: Vec<u8>,
     changed: bool,
+    /// The limits to which it brings other numbers.
+    own: Vec<(usize, u64)>,
 }
 
 fn drafts(can_do: fn(Op) -> bool) -> impl Strategy<Value = Draft> {
@@ -271,10 +319,25 @@ fn drafts(can_do: fn(Op) -> bool) -> impl Strategy<Value = Draft> {
     let reserves = prop::bool::weighted(if can_do(Op::Settle) { 0.3 } else { 0.0 });
     let metadata = prop_oneof![3 => Just(Vec::new()), 1 => vec(any::<u8>(), 1..9)];
     let what = (select(ops), later, callers(), 0_u64..6, costs);
-    let how = (misspelt, reserves, any::<Index>(), metadata, prop::bool::weighted(0.3));
+    // Some are more than a limit accepts.
+    let number = prop_oneof![40 => 1_u64..=MAX, 1 => Just(MAX + 1)];
+    let own = prop_oneof![1 => Just(Vec::new()), 1 => vec((0_usize..10, number), 1..4)];
+    let how = (misspelt, reserves, any::<Index>(), metadata, prop::bool::weighted(0.3), own);
     (what, how).prop_map(|((op, later_us, caller, cost, costs), how)| {
-        let (misspelt, reserves, settles, metadata, changed) = how;
-        Draft { op, later_us, caller, cost, costs, misspelt, reserves, settles, metadata, changed }
+        let (misspelt, reserves, settles, metadata, changed, own) = how;
+        Draft {
+            op,
+            later_us,
+            caller,
+            cost,
+            costs,
+            misspelt,
+            reserves,
+            settles,
+            metadata,
+            changed,
+            own,
+        }
     })
 }
 
@@ -289,8 +352,12 @@ pub(crate) fn cases(
     let drafts = vec(drafts(can_do), 1..24);
     // What another limiter charged in between says how a settlement is read: a law of its own.
     let by_id = any::<bool>();
-    (limits(can_keep), prop::bool::weighted(0.2), begin, drafts, by_id).prop_map(
-        move |(limits, allows_unlimited, mut at_us, drafts, by_id)| {
+    // Each customer has its plan, or each request has other numbers.
+    let by_plan = any::<bool>();
+    (limits(can_keep), prop::bool::weighted(0.2), begin, drafts, (by_id, by_plan)).prop_map(
+        move |(limits, allows_unlimited, mut at_us, drafts, (by_id, by_plan))| {
+            let all = Limits::new(limits.iter().map(LimitDraft::build_generous));
+            let all = all.expect("names of their own");
             let mut reserved: Vec<AskedRequest> = Vec::new();
             let mut requests = Vec::new();
             for (n, draft) in drafts.into_iter().enumerate() {
@@ -310,6 +377,8 @@ pub(crate) fn cases(
                     id: None,
                     metadata: draft.metadata,
                     changed: draft.changed && changes && !by_id,
+                    own: BTreeMap::new(),
+                    numbers: None,
                 };
                 let applies = |limit: &&LimitDraft| asked.caller.key(limit).is_some();
                 let applying: Vec<_> = limits.iter().filter(applies).collect();
@@ -329,6 +398,23 @@ pub(crate) fn cases(
                     }
                     _ => {}
                 }
+                if by_plan {
+                    let plan = |limit: &LimitDraft| limit.plan_of(&asked.caller);
+                    let own = limits.iter().map(|limit| (limit.name.clone(), plan(limit)));
+                    asked.own = own.collect();
+                } else if changes && !by_id {
+                    let own = draft.own.iter().map(|(limit, number)| {
+                        (limits[limit % limits.len()].name.clone(), *number)
+                    });
+                    asked.own = own.collect();
+                }
+                let at_number = |limit: &LimitDraft| {
+                    let number = asked.own.get(&limit.name)?;
+                    Some((limit.name.clone(), limit.at_number(*number)))
+                };
+                let numbers = all.numbers(limits.iter().filter_map(at_number));
+                asked.numbers =
+                    (!asked.own.is_empty()).then(|| numbers.expect("within all that there are"));
                 requests.push(asked);
             }
             RequestCase { limits, allows_unlimited, requests }

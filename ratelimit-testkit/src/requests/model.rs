@@ -9,7 +9,7 @@ use ratelimit_core::{
 };
 
 use super::Named;
-use super::made::{AskedRequest, LimitDraft};
+use super::made::{AskedRequest, LimitDraft, MAX};
 
 /// What must come out.
 #[derive(Clone, Debug)]
@@ -57,6 +57,11 @@ impl<'l> Model<'l> {
             given.find(|(name, _)| limits.iter().all(|limit| limit.name != *name))
         {
             return refused(ErrorKind::Invalid, vec![unknown.to_owned()]);
+        }
+        let is_larger =
+            |limit: &&LimitDraft| asked.own.get(&limit.name).is_some_and(|own| *own > MAX);
+        if let Some(limit) = limits.iter().find(is_larger) {
+            return refused(ErrorKind::Invalid, vec![limit.name.clone()]);
         }
         let lacks = |limit: &&LimitDraft| {
             let is_asked = limit.required && !limit.shadow && asked.caller.meets(limit);
@@ -154,7 +159,7 @@ impl<'l> Model<'l> {
     }
 
     fn step_limit(&self, limit: &LimitDraft, asked: &AskedRequest) -> Result<Stepped, Due> {
-        let built = limit.build(asked.changed);
+        let built = limit.deciding(asked);
         let algorithm = built.algorithm();
         let key = (limit.name.clone(), asked.caller.key(limit).expect("it applies"));
         let (cost, now) = (asked.costs.get(&limit.name), asked.at);
