@@ -45,8 +45,8 @@ pub enum Property {
     /// over traces of all operations: generated ones, with times at the promised wait and around
     /// it, and all small ones. A request with an id is sent twice.
     Agrees,
-    /// Law 11: the same while limits change, one beside the other; and two limits of one name in
-    /// turn admit their sum at most.
+    /// Law 11: the same while limits change, and while each request has numbers of its own, one
+    /// beside the other; and two limits of one name in turn admit their sum at most.
     AgreesAfterAChange,
     /// Law 1: many tasks at once are admitted exactly the limit, at a given time and at the store's
     /// own. Of tasks that use all operations, some order explains every answer. A future that is

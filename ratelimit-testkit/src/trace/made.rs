@@ -398,8 +398,11 @@ impl<A: Algorithm + 'static> Pool<A> {
         let (mut at_us, mut last, mut requests) = (begin_us, None, Vec::new());
         let mut reserved: HashMap<ReservationId, Vec<(usize, usize)>> = HashMap::new();
         for draft in drafts {
-            // A limit is changed once, as the text of a trace can tell.
-            let changed = requests.len() * limits.len() / drafts.len();
+            // A limit is changed once, or requests bring other numbers in turn.
+            let changed = match drafts.len() % 3 {
+                0 => draft.asks[0].0 % limits.len(),
+                _ => requests.len() * limits.len() / drafts.len(),
+            };
             let limit_key = |(limit, key): (usize, usize)| {
                 let key = ["a", "b", "c"][key / 6 + usize::from(key > 9)];
                 if self.alone {
