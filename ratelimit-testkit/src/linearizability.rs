@@ -168,7 +168,8 @@ impl<A: Algorithm<State: PartialEq>> History<'_, A> {
     fn parts(&self) -> Vec<Vec<&Event>> {
         let mut parts: Vec<(Vec<LimitKey>, Vec<&Event>)> = Vec::new();
         for event in &self.events {
-            let limit_keys = || event.asks.iter().map(|(limit, key, _)| (*limit, *key));
+            let state_of = |limit: usize| search::state_of(self.limits, limit);
+            let limit_keys = || event.asks.iter().map(|(limit, key, _)| (state_of(*limit), *key));
             let mut joined = (limit_keys().collect::<Vec<_>>(), vec![event]);
             parts.retain_mut(|(known, events)| {
                 let meets = limit_keys().any(|limit_key| known.contains(&limit_key));

@@ -20,6 +20,7 @@ use crate::laws::changes::{
 use crate::laws::concurrency::{
     dropped_futures_stop_no_other, limits_of, many_tasks_are_admitted_at_the_stores_own_time,
     many_tasks_are_admitted_exactly_the_limit, many_tasks_are_answered_in_some_order,
+    with_own_numbers,
 };
 use crate::laws::identifiers::two_identifiers_never_meet;
 use crate::laws::kept::{nothing_leaks, nothing_vanishes};
@@ -49,7 +50,8 @@ pub enum Property {
     /// beside the other; and two limits of one name in turn admit their sum at most.
     AgreesAfterAChange,
     /// Law 1: many tasks at once are admitted exactly the limit, at a given time and at the store's
-    /// own. Of tasks that use all operations, some order explains every answer. A future that is
+    /// own. Of tasks that use all operations, some order explains every answer, also where requests
+    /// have other numbers of one limit. A future that is
     /// dropped at its first await charges once or not at all, and stops no later request.
     ManyTasksAreAdmittedExactlyTheLimit,
     /// Law 9: what is kept lasts as long as it matters by the store's clock, and no longer.
@@ -365,7 +367,16 @@ impl LawTrial<'_, AnyAlgorithm> {
                     }
                     let few = limits_of(pair, "few", [5, 7], 1_000_000);
                     let races = (self.harness.cases() / 2).clamp(4, 24);
-                    self.once(|subject| many_tasks_are_answered_in_some_order(subject, &few, races))
+                    self.once(|subject| {
+                        many_tasks_are_answered_in_some_order(subject, &few, races)
+                    })?;
+                    if !able.can(Capability::Changes) {
+                        return Ok(());
+                    }
+                    let own = with_own_numbers(pair[0], [3, 7], 1_000_000);
+                    self.once(|subject| {
+                        many_tasks_are_answered_in_some_order(subject, &own, races / 2)
+                    })
                 })
             }
             Property::DecidesByItsOwnClock if drawn => {

@@ -11,6 +11,12 @@ use ratelimit_core::{Algorithm, Decision, ErrorKind, Limit, ReservationId, Times
 use super::{Event, LimitKey};
 use crate::pure::fingerprint;
 
+/// The first of these limits that has the states of this one: itself, or one of other numbers.
+pub(super) fn state_of<A: Algorithm>(limits: &[Limit<A>], limit: usize) -> usize {
+    let name = limits[limit].state_name();
+    limits.iter().position(|other| other.state_name() == name).unwrap_or(limit)
+}
+
 /// The result of a search.
 pub(super) enum SearchOutcome {
     Order,
@@ -26,8 +32,9 @@ pub(super) fn search<A: Algorithm<State: PartialEq>>(
     events: &[&Event],
     steps: usize,
 ) -> SearchOutcome {
-    let mut search =
-        Search { limits, times, events, tried: HashMap::new(), longest: 0, left: steps };
+    let states: Vec<_> = (0..limits.len()).map(|limit| state_of(limits, limit)).collect();
+    let (states, tried) = (&states[..], HashMap::new());
+    let mut search = Search { limits, states, times, events, tried, longest: 0, left: steps };
     match search.explain(0, StoreStates { states: Vec::new(), reservations: Vec::new() }) {
         Some(true) => SearchOutcome::Order,
         Some(false) => SearchOutcome::None(search.longest),
@@ -62,13 +69,15 @@ fn put<P: Ord, T>(all: &mut Vec<(P, T)>, limit_key: P, thing: T) {
 /// The states as one request sees them.
 struct EventView<'e, S> {
     event: &'e Event,
+    /// By limit the first that has its states.
+    states: &'e [usize],
     known: StoreStates<S>,
 }
 
 impl<S> EventView<'_, S> {
     fn limit_key(&self, position: usize) -> LimitKey {
         let (limit, key, _) = self.event.asks[position];
-        (limit, key)
+        (self.states[limit], key)
     }
 }
 
@@ -109,6 +118,8 @@ impl<S> States<S> for EventView<'_, S> {
 
 struct Search<'h, A: Algorithm> {
     limits: &'h [Limit<A>],
+    /// By limit the first that has its states.
+    states: &'h [usize],
     times: &'h [Timestamp],
     events: &'h [&'h Event],
     /// The visited configurations: the requests placed so far, and the states after them, by a hash
@@ -210,7 +221,7 @@ impl<A: Algorithm<State: PartialEq>> Search<'_, A> {
         let begin = self.times.partition_point(|time| *time < from);
         let times = self.times[begin..].iter().take_while(move |time| **time <= to);
         let decided = times.filter_map(move |now| {
-            let mut view = EventView { event, known: known.clone() };
+            let mut view = EventView { event, states: self.states, known: known.clone() };
             let answer = self.decide_event(&mut view, *now);
             (unknown || answer == event.answer).then_some(view.known)
         });

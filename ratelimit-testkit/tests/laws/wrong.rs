@@ -21,6 +21,10 @@ use ratelimit_testkit::{AlgorithmKind, Capability, Harness, StoreClock};
 
 use crate::capabilities::CLAIMS;
 
+mod fold;
+
+pub(crate) use fold::Fold;
+
 /// The flaw of a store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Flaw {
@@ -58,6 +62,8 @@ pub(crate) enum Flaw {
     KnowsNamesOnly,
     /// The limit is stored with the first state written under it; a changed limit has no effect.
     KeepsTheOldLimit,
+    /// Requests for one limit and key at the same time share a call, by the numbers of the first.
+    SharesNumbers,
     /// The reservation of a lease does not know that it was renewed.
     ForgetsRenewals,
     /// A request that is sent twice under one id is charged twice.
@@ -88,39 +94,6 @@ pub(crate) enum Flaw {
     Cannot(&'static [Capability]),
 }
 
-/// A mapping of keys under which different keys become equal.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) enum Fold {
-    /// Only the hash tag counts: `{a}b` is `{a}c`.
-    HashTag,
-    /// A collation ignores case: `Alice` is `alice`.
-    Case,
-    /// The store replaces its own separator: `a:b` is `a_b`.
-    Colons,
-    /// White space at the ends is trimmed.
-    Trimmed,
-    /// A key ends with a NUL.
-    NulTerminated,
-    /// Only so many bytes count.
-    CutAt(usize),
-}
-
-impl Fold {
-    fn fold(self, key: &str) -> String {
-        let tag = || key.split_once('{')?.1.split_once('}').map(|(tag, _)| tag);
-        match self {
-            Self::HashTag => tag().filter(|tag| !tag.is_empty()).unwrap_or(key).to_owned(),
-            Self::Case => key.to_lowercase(),
-            Self::Colons => key.replace(':', "_"),
-            Self::Trimmed => key.trim().to_owned(),
-            Self::NulTerminated => key.split('\0').next().unwrap_or_default().to_owned(),
-            Self::CutAt(bytes) => {
-                String::from_utf8_lossy(&key.as_bytes()[..bytes.min(key.len())]).into_owned()
-            }
-        }
-    }
-}
-
 /// The state name of a limit, and a key.
 type Key = (String, String);
 
@@ -139,6 +112,8 @@ struct Contents {
     entries: HashMap<Key, Entry>,
     /// The states that denied, and until when they are believed.
     denied: HashMap<Key, (Option<AnyState>, Timestamp)>,
+    /// The numbers by which requests in flight are decided, and how many there are.
+    shared: HashMap<Key, (AnyAlgorithm, usize)>,
     /// Reservations, and when they are removed.
     reservations: HashMap<(Key, ReservationId), (Reservation, Timestamp)>,
 }
@@ -346,6 +321,9 @@ impl WrongStore {
             Some(Flaw::KeepsTheOldLimit) => {
                 contents.entries.get(key).map_or(*algorithm, |entry| entry.algorithm)
             }
+            Some(Flaw::SharesNumbers) => {
+                contents.shared.get(key).map_or(*algorithm, |(first, _)| *first)
+            }
             _ => *algorithm,
         };
         let limit = Limit::new(check.limit.name(), believed).expect("as plain as before");
@@ -471,6 +449,22 @@ impl Store<AnyAlgorithm> for WrongStore {
                 let_others_run().await;
             }
             return self.decide(&batch.now(now), None);
+        }
+        if let ([check], true) = (batch.checks(), self.is(Flaw::SharesNumbers)) {
+            let key = self.key(check.limit, check.key);
+            let first = (*check.limit.algorithm(), 0);
+            self.contents().shared.entry(key.clone()).or_insert(first).1 += 1;
+            let_others_run().await;
+            let decided = self.decide(batch, None);
+            let mut contents = self.contents();
+            let left = contents.shared.get_mut(&key).map_or(0, |(_, left)| {
+                *left = left.saturating_sub(1);
+                *left
+            });
+            if left == 0 {
+                contents.shared.remove(&key);
+            }
+            return decided;
         }
         self.decide(batch, read)
     }

@@ -49,6 +49,7 @@ const CAUGHT: &[(Flaw, Property, &[Scope])] = &[
     (Flaw::ReadThenWrite(Op::Acquire), ManyTasks, &[GCRA, LOG, LIST, LEASES, PUSH_FIRST, Mixed]),
     (Flaw::ReadThenWrite(Op::Refund), ManyTasks, &[Mixed]),
     (Flaw::ReadThenWrite(Op::Force), ManyTasks, &[Mixed]),
+    (Flaw::SharesNumbers, ManyTasks, &[GCRA, FIXED, FIRST, LOG, LIST, LEASES, DRAINED]),
     (Flaw::ReadsTheClockFirst, ManyTasks, &[GCRA, FIRST, LOG, LIST, LEASES, DRAINED]),
     (Flaw::ForgetsDebt, Agrees, &[FIXED]),
     (Flaw::ExtendsAgain, Agrees, &[GCRA, FIXED, Reservations]),
