@@ -75,7 +75,10 @@ impl<M, C: Connection> RedisStore<M, C> {
     /// Such states come about when a server's clock is set back, or when a replica takes over whose
     /// clock is behind. Each locks its key until the clock reaches its time. Cutting one never
     /// admits more than the limit. Requests go on meanwhile: each key is cut in one piece. A state
-    /// that holds its key no longer than the limit takes to recover from empty stays as it is.
+    /// that holds its key no longer than the limit takes to recover from empty stays as it is. So
+    /// does a bucket under a limit that [accepts](Limit::accepts_up_to) numbers of requests, unless
+    /// its own time is in the future: slower numbers hold a key for longer. It is cut by the numbers
+    /// of the limit.
     ///
     /// The user needs `+scan` besides the permissions of the mode. Keys that appear, move to
     /// another server or are past `max_keys` during the scan can be missed: run it again.
@@ -165,7 +168,7 @@ impl<M, C: Connection> RedisStore<M, C> {
             let cuts = limits.iter().zip(&states.states).zip(&mut longest_us);
             let full: Vec<_> = cuts
                 .map(|((limit, state), longest_us)| {
-                    let (ahead_us, full) = cut(limit.algorithm(), state.as_ref(), states.now)?;
+                    let (ahead_us, full) = cut(limit, state.as_ref(), states.now)?;
                     *longest_us = ahead_us.max(*longest_us);
                     Some(full)
                 })

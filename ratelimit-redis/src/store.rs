@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
-use ratelimit_core::algorithm::{LoggedRequest, Write};
+use ratelimit_core::algorithm::{LoggedRequest, Recovery, Write};
 use ratelimit_core::store::{Batch, LogStore, Now, Reservation, Snapshot, decide};
 use ratelimit_core::{Algorithm, AnyAlgorithm, Limit, ReservationId, Store, Timestamp, Verdict};
 
@@ -424,11 +424,19 @@ pub(crate) fn ttl_ms(expires: Timestamp, now: Timestamp, time: Now) -> u64 {
 
 /// By how much longer a state holds its key than a full limit does, and the full limit as of `now`
 /// to cut it to; `None` for a state that is not from the future.
+///
+/// Where requests have numbers of their own, a slower bucket holds its key for longer: there the
+/// time of the state tells.
 pub(crate) fn cut<A: Algorithm>(
-    algorithm: &A,
+    limit: &Limit<A>,
     state: Option<&A::State>,
     now: Timestamp,
 ) -> Option<(u64, Write<A::State>)> {
+    let algorithm = limit.algorithm();
+    let may_be_slower = limit.max().is_some() && algorithm.recovery() == Some(Recovery::Gradual);
+    if may_be_slower && algorithm.charged_at(state, now) <= now {
+        return None;
+    }
     let full = algorithm.filled(now);
     let held_us = algorithm.step(state, now, 0).decision.reset_after_us;
     let ahead_us = held_us.saturating_sub(full.decision.reset_after_us);

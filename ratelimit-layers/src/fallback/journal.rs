@@ -48,12 +48,12 @@ pub(super) type Place = u64;
 #[derive_where(Default)]
 struct Entries<A> {
     /// By the place of the key.
-    by_place: BTreeMap<Place, JournalEntry>,
+    by_place: BTreeMap<Place, JournalEntry<A>>,
     /// By the hash of limit and key.
     places: HashMap<u128, Place>,
-    /// With how many keys each has. All charges under a limit have its newest parameters: a policy
-    /// may be replaced during an outage.
-    limits: HashMap<Arc<str>, (Arc<Limit<A>>, usize)>,
+    /// By state name the limit that was charged last, which keys of the same numbers share, and how
+    /// many keys it has at any.
+    limits: HashMap<Box<str>, (Arc<Limit<A>>, usize)>,
     next: Place,
     /// After which place the next look begins.
     looked: Place,
@@ -62,20 +62,22 @@ struct Entries<A> {
 }
 
 #[derive(Debug)]
-struct JournalEntry {
-    limit: Arc<str>,
+struct JournalEntry<A> {
+    /// At the numbers of the key's last charge: a request may have its own, and a policy may be
+    /// replaced during an outage.
+    limit: Arc<Limit<A>>,
     key: Arc<str>,
     hash: u128,
     cost: u64,
     now: Now,
 }
 
-impl<A> Entries<A> {
-    fn at(&mut self, hash: u128) -> Option<&mut JournalEntry> {
+impl<A: Algorithm> Entries<A> {
+    fn at(&mut self, hash: u128) -> Option<&mut JournalEntry<A>> {
         self.by_place.get_mut(self.places.get(&hash)?)
     }
 
-    fn insert(&mut self, place: Place, entry: JournalEntry) {
+    fn insert(&mut self, place: Place, entry: JournalEntry<A>) {
         self.bytes += entry.key.len();
         self.places.insert(entry.hash, place);
         self.by_place.insert(place, entry);
@@ -83,14 +85,14 @@ impl<A> Entries<A> {
 
     /// A limit goes with its last key.
     fn remove(&mut self, place: Place) -> Option<PendingCharges<A>> {
-        let JournalEntry { limit: name, key, hash, cost, now } = self.by_place.remove(&place)?;
+        let JournalEntry { limit, key, hash, cost, now } = self.by_place.remove(&place)?;
         self.places.remove(&hash);
         self.bytes -= key.len();
-        let (limit, keys) = self.limits.get_mut(&name)?;
-        let limit = Arc::clone(limit);
-        *keys -= 1;
-        if *keys == 0 {
-            self.limits.remove(&name);
+        if let Some((_, keys)) = self.limits.get_mut(limit.state_name()) {
+            *keys -= 1;
+            if *keys == 0 {
+                self.limits.remove(limit.state_name());
+            }
         }
         Some(PendingCharges { limit, key, cost, now })
     }
@@ -104,7 +106,7 @@ impl<A> Entries<A> {
     }
 }
 
-impl<A: Algorithm + Clone> Journal<A> {
+impl<A: Algorithm + Clone + PartialEq> Journal<A> {
     pub(super) fn new(most: usize) -> Self {
         let (hasher, entries) = (WideKeyHasher::default(), Mutex::default());
         Self { most, hasher, entries, len: AtomicUsize::new(0), forgotten: AtomicU64::new(0) }
@@ -133,17 +135,20 @@ impl<A: Algorithm + Clone> Journal<A> {
         (cost, now): (u64, Now),
         counts: impl Fn(&Limit<A>, &str, Now) -> bool,
     ) {
-        let noted = Arc::new(limit.clone());
         let mut entries = lock(&self.entries);
-        if let Some((newest, _)) = entries.limits.get_mut(limit.state_name()) {
-            *newest = Arc::clone(&noted);
-        }
+        let noted = match entries.limits.get_mut(limit.state_name()) {
+            Some((last, _)) if **last == *limit => Arc::clone(last),
+            Some((last, _)) => {
+                *last = Arc::new(limit.clone());
+                Arc::clone(last)
+            }
+            None => Arc::new(limit.clone()),
+        };
         let is_known = entries.places.contains_key(&self.hash(limit.state_name(), key));
         for _ in 0..if is_known { 0 } else { LOOKS } {
             let Some(place) = entries.look() else { break };
             let JournalEntry { limit, key, now, .. } = &entries.by_place[&place];
-            let limit = entries.limits.get(limit);
-            if !limit.is_some_and(|(limit, _)| counts(limit, key, *now)) {
+            if !counts(limit, key, *now) {
                 entries.remove(place);
             }
         }
@@ -177,12 +182,14 @@ impl<A: Algorithm + Clone> Journal<A> {
         if cost == 0 {
         } else if let Some(known) = entries.at(hash) {
             known.cost = known.cost.saturating_add(cost);
-            known.now = if is_newest { now } else { known.now };
+            if is_newest {
+                (known.limit, known.now) = (limit, now);
+            }
         } else if has_room {
-            let name: Arc<str> = limit.state_name().into();
-            let (_, keys) = entries.limits.entry(name.clone()).or_insert((limit, 0));
+            let of_state = entries.limits.entry(limit.state_name().into());
+            let (_, keys) = of_state.or_insert_with(|| (Arc::clone(&limit), 0));
             *keys += 1;
-            entries.insert(place, JournalEntry { limit: name, key, hash, cost, now });
+            entries.insert(place, JournalEntry { limit, key, hash, cost, now });
         } else {
             self.forget();
         }
@@ -246,16 +253,17 @@ mod tests {
     }
 
     #[test]
-    fn charges_have_the_newest_parameters_of_their_limit() {
+    fn charges_have_the_numbers_of_the_last_one_of_their_key() {
         let (old, new) = (limit("gcra 60/m burst 60"), limit("gcra 60/m burst 30"));
-        for newest in ["alice", "bob"] {
-            let journal = Journal::new(9);
-            add(&journal, &old, "alice", 3, Now::Store);
-            add(&journal, &new, newest, 3, Now::Store);
-            while let Some((_, pending)) = pop(&journal) {
-                assert_eq!(*pending.limit, new, "{}", pending.key);
-            }
+        let journal = Journal::new(9);
+        for (limit, key) in [(&old, "alice"), (&old, "bob"), (&new, "bob"), (&old, "carol")] {
+            add(&journal, limit, key, 3, Now::Store);
         }
+        for (key, limit, cost) in [("alice", &old, 3), ("bob", &new, 6), ("carol", &old, 3)] {
+            let (_, pending) = pop(&journal).expect("a charge");
+            assert_eq!((&*pending.key, &*pending.limit, pending.cost), (key, limit, cost));
+        }
+        assert!(lock(&journal.entries).limits.is_empty());
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! [`Outage`]: decisions without the store, by the choice of each limit.
 
+use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher};
 use std::num::NonZeroU64;
 use std::sync::Arc;
 use std::time::Duration;
@@ -7,8 +8,8 @@ use std::time::Duration;
 use ratelimit_core::algorithm::{InMemory, Share};
 use ratelimit_core::store::{Batch, Check, Now, Op};
 use ratelimit_core::{
-    Account, Clock, ConfigError, Decision, ErrorKind, Limit, Limits, OnOutage, Source, StoreError,
-    SyncStore, Verdict,
+    Account, Algorithm, Clock, ConfigError, Decision, ErrorKind, Limit, Limits, OnOutage, Source,
+    StoreError, SyncStore, Timestamp, Verdict,
 };
 use ratelimit_memory::{MemoryError, MemoryStore};
 
@@ -28,7 +29,7 @@ const MOST_SHARES: usize = 1_024;
 #[derive(Debug)]
 pub(super) struct Outage<A: InMemory, C> {
     pub(super) local: MemoryStore<A, C>,
-    /// By the limit's fingerprint, so that a request computes none. They are of these `nodes`.
+    /// By the limit and its numbers, so that a request computes none. They are of these `nodes`.
     pub(super) shares: BoundedMap<Arc<LocalShare<A>>>,
     /// How many nodes share each local limit, if that was said.
     pub(super) nodes: Option<NonZeroU64>,
@@ -40,11 +41,21 @@ pub(super) struct Outage<A: InMemory, C> {
     pub(super) journal: Option<Journal<A>>,
 }
 
-/// A limit, and this node's share of it. Limits of one fingerprint may have other numbers.
+/// A limit, and this node's share of it.
 #[derive(Debug)]
 pub(super) struct LocalShare<A> {
     of: Limit<A>,
     pub(super) limit: Limit<A>,
+}
+
+/// The place of a limit's share. Where requests have numbers of their own, limits of one state
+/// differ in what a key may have, and in how long it takes to recover.
+fn place_of<A: Algorithm>(limit: &Limit<A>) -> u128 {
+    let algorithm = limit.algorithm();
+    let full_us = algorithm.filled(Timestamp::ZERO).decision.reset_after_us;
+    let numbers = [algorithm.capacity(), algorithm.debt(), full_us];
+    let hash = BuildHasherDefault::<DefaultHasher>::default().hash_one(numbers);
+    u128::from(limit.fingerprint()) << 64 | u128::from(hash)
 }
 
 pub(super) fn no_shares<A>() -> BoundedMap<Arc<LocalShare<A>>> {
@@ -89,7 +100,7 @@ impl<A: InMemory + Share + Clone + PartialEq + 'static, C: Clock> Outage<A, C> {
 
     /// This node's share of a limit.
     pub(super) fn share_of(&self, limit: &Limit<A>) -> Result<Arc<LocalShare<A>>, ConfigError> {
-        let place = u128::from(limit.fingerprint());
+        let place = place_of(limit);
         let known = self.shares.values.get(&place).map(|known| Arc::clone(&known));
         if let Some(known) = known.filter(|known| known.of == *limit) {
             return Ok(known);

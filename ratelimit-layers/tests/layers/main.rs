@@ -14,6 +14,7 @@ mod examples;
 mod fallback;
 mod observers;
 mod orders;
+mod own_numbers;
 mod recovery;
 mod redis;
 mod reload;
