@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use derive_where::derive_where;
 use http::request::Parts;
 use ratelimit_core::algorithm::Quota;
-use ratelimit_core::{ConfigError, LimitCosts, RateLimiter};
+use ratelimit_core::{ConfigError, LimitCosts, Numbers, RateLimiter};
 
 use crate::caller::Sources;
 use crate::fields::Fields;
@@ -53,6 +53,9 @@ pub(crate) enum Cost {
     ByRequest(Arc<dyn Fn(&Parts) -> LimitCosts + Send + Sync>),
 }
 
+/// The numbers of a request, where they are not those of the limits.
+pub(crate) type NumbersOf<A> = dyn Fn(&Parts) -> Option<Arc<Numbers<A>>> + Send + Sync;
+
 /// Has new limits checked before they are taken, and checks those in force: against these sources,
 /// and whether the layer reserves.
 pub(crate) type Require = dyn Fn(&Sources, bool) -> Result<(), ConfigError> + Send + Sync;
@@ -66,6 +69,7 @@ pub(crate) struct Config<S, A> {
     /// Whether costs are reserved and settled.
     pub(crate) reserves: bool,
     pub(crate) cost: Cost,
+    pub(crate) numbers: Option<Arc<NumbersOf<A>>>,
     pub(crate) fields: Fields,
     /// Whether requests have the decisions as an extension.
     pub(crate) tells_handlers: bool,
@@ -107,6 +111,7 @@ impl<S, A: Quota> Config<S, A> {
             sources: Sources::default(),
             reserves: false,
             cost: Cost::Fixed(1),
+            numbers: None,
             fields: Fields::new(),
             tells_handlers: false,
             on_store_error: OnStoreError::default(),

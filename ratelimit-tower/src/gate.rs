@@ -10,13 +10,14 @@ use std::fmt;
 use std::sync::{Arc, Once};
 use std::time::Duration;
 
+use derive_where::derive_where;
 use http::StatusCode;
 use http::header::WWW_AUTHENTICATE;
 use http::request::Parts;
 use ratelimit_core::algorithm::Quota;
 use ratelimit_core::{
-    Algorithm, ConfigError, ErrorKind, LimitCosts, Limits, NamedDecision, OnOutage, RateLimiter,
-    Source, Store, StoreError, Verdict,
+    Algorithm, ConfigError, ErrorKind, Identifiers, LimitCosts, Limits, NamedDecision,
+    NamedDecisions, Numbers, OnOutage, RateLimiter, Request, Source, Store, StoreError, Verdict,
 };
 
 use crate::caller::{IdentifiedCaller, Later, Values};
@@ -35,9 +36,46 @@ pub(crate) struct Gate<S, A> {
     policies: Vec<Option<PolicyField>>,
 }
 
-/// Which limits are asked, at what costs, and what of the caller is waited for. The limiter is
+/// Which limits are asked, on which terms, and what of the caller is waited for. The limiter is
 /// borrowed, unless it was chosen: counting references takes longer than the rest of an arrival.
-pub(crate) type Asked<'g, S, A> = (Cow<'g, Arc<RateLimiter<S, A>>>, LimitCosts, Option<Later>);
+pub(crate) type Asked<'g, S, A> = (Cow<'g, Arc<RateLimiter<S, A>>>, Terms<A>, Option<Later>);
+
+/// What a request costs, and the numbers that it has of its own.
+pub(crate) struct Terms<A> {
+    pub(crate) costs: LimitCosts,
+    pub(crate) numbers: Option<Arc<Numbers<A>>>,
+}
+
+/// The limits that decide a request: those of a limiter, some at the request's own numbers.
+#[derive_where(Clone, Copy)]
+pub(crate) struct Deciding<'d, S, A> {
+    pub(crate) limiter: &'d RateLimiter<S, A>,
+    pub(crate) numbers: Option<&'d Numbers<A>>,
+}
+
+impl<'d, S, A: Algorithm> Deciding<'d, S, A> {
+    pub(crate) fn new(limiter: &'d RateLimiter<S, A>, terms: &'d Terms<A>) -> Self {
+        Self { limiter, numbers: terms.numbers.as_deref() }
+    }
+
+    /// The request of a caller, at the cost 1.
+    pub(crate) fn request<'c, C: Identifiers + ?Sized>(self, caller: &'c C) -> Request<'c, S, A, C>
+    where
+        'd: 'c,
+    {
+        let request = self.limiter.request(caller);
+        self.numbers.map_or(request, |numbers| request.numbers(numbers))
+    }
+
+    /// Each decision with the limit that made it.
+    fn named(self, verdict: &'d Verdict) -> NamedDecisions<'d, A> {
+        let named = self.limiter.named(verdict);
+        match self.numbers {
+            Some(numbers) => named.numbers(numbers),
+            None => named,
+        }
+    }
+}
 
 /// What an admitted request leaves for its handler, and for its answer.
 pub(crate) struct Admitted {
@@ -113,8 +151,9 @@ impl<S: Store<A>, A: Quota + 'static> Gate<S, A> {
             Cost::Fixed(cost) => LimitCosts::from(*cost),
             Cost::ByRequest(costs) => costs(request),
         };
+        let numbers = config.numbers.as_ref().and_then(|numbers| numbers(request));
         match config.sources.identify(request, values) {
-            Ok(later) => Ok(Some((limiter, costs, later))),
+            Ok(later) => Ok(Some((limiter, Terms { costs, numbers }, later))),
             Err(error) => Err(self.unidentified(error)),
         }
     }
@@ -165,31 +204,31 @@ impl<S: Store<A>, A: Quota + 'static> Gate<S, A> {
     #[inline]
     pub(crate) fn judge(
         &self,
-        limiter: &RateLimiter<S, A>,
+        deciding: Deciding<'_, S, A>,
         caller: IdentifiedCaller<'_>,
         decided: Result<&Verdict, &S::Error>,
     ) -> Result<Admitted, Box<Rejection>> {
         match decided {
             Ok(verdict) => {
-                self.log_shadow_denials(limiter, verdict);
+                self.log_shadow_denials(deciding, verdict);
                 if verdict.allowed() {
-                    let told = self.tell(limiter, caller, verdict);
+                    let told = self.tell(deciding, caller, verdict);
                     let tells_handlers = self.config.tells_handlers;
                     let decisions =
-                        tells_handlers.then(|| Decisions::from_named(limiter.named(verdict)));
+                        tells_handlers.then(|| Decisions::from_named(deciding.named(verdict)));
                     Ok(Admitted { told, decisions })
                 } else {
-                    Err(self.deny(limiter, caller, verdict))
+                    Err(self.deny(deciding, caller, verdict))
                 }
             }
-            Err(error) => self.judge_error(limiter, caller, error),
+            Err(error) => self.judge_error(deciding, caller, error),
         }
     }
 
     #[cold]
     fn judge_error(
         &self,
-        limiter: &RateLimiter<S, A>,
+        deciding: Deciding<'_, S, A>,
         caller: IdentifiedCaller<'_>,
         error: &S::Error,
     ) -> Result<Admitted, Box<Rejection>> {
@@ -206,14 +245,16 @@ impl<S: Store<A>, A: Quota + 'static> Gate<S, A> {
             }
             _ => {
                 let admits = self.config.on_store_error == OnStoreError::Admit;
-                let first = limiter.limits().iter().next().map_or("", |limit| limit.name());
+                let first =
+                    deciding.limiter.limits().iter().next().map_or("", |limit| limit.name());
                 if let Some(requests) = self.config.log.undecided.count_request(first) {
                     tracing::warn!(%error, admits, requests, "the store of a rate limit cannot decide");
                 }
                 if admits {
                     return Ok(self.undecided());
                 }
-                let (limits, request) = (limiter.limits().as_slice(), limiter.request(&caller));
+                let limits = deciding.limiter.limits().as_slice();
+                let request = deciding.limiter.request(&caller);
                 let applies = request.applicable().map(|position| limits[position].name());
                 let mut rejection = Rejection::new(Reason::ReducedCapacity);
                 rejection.violated_policies = self.known_to_clients(applies);
@@ -226,7 +267,7 @@ impl<S: Store<A>, A: Quota + 'static> Gate<S, A> {
     #[inline]
     fn tell<'a>(
         &'a self,
-        limiter: &'a RateLimiter<S, A>,
+        deciding: Deciding<'a, S, A>,
         #[cfg_attr(not(feature = "partition-key"), allow(unused, reason = "for the partition"))]
         caller: IdentifiedCaller<'_>,
         verdict: &'a Verdict,
@@ -241,7 +282,9 @@ impl<S: Store<A>, A: Quota + 'static> Gate<S, A> {
             if limit.algorithm().has_leases() {
                 entry = entry.busy(self.busy_wait_us(&decided));
             }
-            let position = limiter.limits().iter().position(|other| std::ptr::eq(other, limit));
+            let limits = deciding.limiter.limits();
+            // None for a limit at the numbers of a request.
+            let position = limits.iter().position(|other| std::ptr::eq(other, limit));
             let policy = position.and_then(|position| self.policies.get(position)?.as_ref());
             entry.policy = policy.and_then(|policy| policy.value_for(&entry));
             #[cfg(feature = "partition-key")]
@@ -254,7 +297,7 @@ impl<S: Store<A>, A: Quota + 'static> Gate<S, A> {
         };
         // Without shadow limits, which a client need not know, and hidden ones.
         let is_known = |decided: &NamedDecision<'_, A>| fields.name_of(decided.name()).is_some();
-        let mut decisions = limiter.named(verdict).filter(is_known);
+        let mut decisions = deciding.named(verdict).filter(is_known);
         if verdict.decisions().len() == 1 {
             return fields.tell(&[entry(decisions.next()?)]);
         }
@@ -265,11 +308,11 @@ impl<S: Store<A>, A: Quota + 'static> Gate<S, A> {
     #[cold]
     fn deny(
         &self,
-        limiter: &RateLimiter<S, A>,
+        deciding: Deciding<'_, S, A>,
         caller: IdentifiedCaller<'_>,
         verdict: &Verdict,
     ) -> Box<Rejection> {
-        let denied = || limiter.named(verdict).filter(|decided| !decided.allowed);
+        let denied = || deciding.named(verdict).filter(|decided| !decided.allowed);
         // During an outage a limit that closes has counted nothing that a field could tell. One of
         // another choice still denies by a count of its own.
         let closes = verdict.source() == Source::Fallback
@@ -277,7 +320,7 @@ impl<S: Store<A>, A: Quota + 'static> Gate<S, A> {
         let fields = &self.config.fields;
         // The longest of the waits; none if that is never, or not known. A limit that counts
         // attempts may have let this one pass, and be full of it.
-        let longest_us = limiter.named(verdict).try_fold(None, |longest_us, decided| {
+        let longest_us = deciding.named(verdict).try_fold(None, |longest_us, decided| {
             let wait_us = Some(decided.retry_after_us?);
             let limit = decided.configured();
             let is_closed = closes && limit.outage() == Some(OnOutage::Closed);
@@ -294,11 +337,11 @@ impl<S: Store<A>, A: Quota + 'static> Gate<S, A> {
                     && longest_us == Some(decided.reset_after_us)
                     && !decided.configured().algorithm().has_leases()
             };
-            let is_end = limiter.named(verdict).any(is_end);
+            let is_end = deciding.named(verdict).any(is_end);
             let wait_us = longest_us.map(|us| if is_end { fields.with_jitter(us) } else { us });
             let is_abnormal = denied().any(|decided| fields.is_abnormal(decided.name()));
             let reason = if is_abnormal { Reason::AbnormalUsage } else { Reason::QuotaExceeded };
-            (reason, wait_us, self.tell(limiter, caller, verdict))
+            (reason, wait_us, self.tell(deciding, caller, verdict))
         };
         let mut rejection = Rejection::new(reason);
         let names = || denied().map(|decided| decided.name());
@@ -333,9 +376,9 @@ impl<S: Store<A>, A: Quota + 'static> Gate<S, A> {
     }
 
     /// A shadow limit refuses nothing. What it would have denied is for the log.
-    fn log_shadow_denials(&self, limiter: &RateLimiter<S, A>, verdict: &Verdict) {
+    fn log_shadow_denials(&self, deciding: Deciding<'_, S, A>, verdict: &Verdict) {
         if verdict.shadow_decisions().any(|decision| !decision.allowed) {
-            let shadow = limiter.named(verdict);
+            let shadow = deciding.named(verdict);
             for denied in shadow.shadow().filter(|decided| !decided.allowed) {
                 let limit = denied.name();
                 if let Some(requests) = self.config.log.shadow.count_request(limit) {

@@ -6,7 +6,7 @@ use derive_where::derive_where;
 use http::request::Parts;
 use ratelimit_core::algorithm::Quota;
 use ratelimit_core::{
-    AnyAlgorithm, ConfigError, LimitCosts, Limits, RateLimiter, Store, SyncStore,
+    AnyAlgorithm, ConfigError, LimitCosts, Limits, Numbers, RateLimiter, Store, SyncStore,
 };
 use tower_layer::Layer;
 
@@ -167,6 +167,45 @@ impl<S: Store<A>, A: Quota + 'static, R, M> RateLimitLayer<S, A, R, M> {
         cost: impl Fn(&Parts) -> K + Send + Sync + 'static,
     ) -> Self {
         self.config.cost = Cost::ByRequest(Arc::new(move |request| cost(request).into()));
+        self
+    }
+
+    /// The same layer, whose limits decide each request by the [numbers](Numbers) that this function
+    /// returns, in place of their own: those of its customer. `None` for a request without any.
+    ///
+    /// The function is called before the store is asked, so it looks the numbers up and does not
+    /// build them. The fields of the answer tell the numbers that decided. Numbers that a limit
+    /// does not accept are the service's fault: the answer is 500, and the log says why.
+    ///
+    /// ```
+    /// use std::collections::HashMap;
+    /// use std::sync::Arc;
+    /// use ratelimit_core::{Gcra, Limits, RateLimiter};
+    /// use ratelimit_memory::MemoryStore;
+    /// use ratelimit_tower::{RateLimitLayer, extension};
+    ///
+    /// /// An authenticated customer, which an earlier layer left in the extensions.
+    /// #[derive(Clone)]
+    /// struct Customer { name: String, plan: String }
+    ///
+    /// let limits = Limits::builder()
+    ///     .limit("api", Gcra::per_second(10).burst(20)).by(["customer"])
+    ///     .accepts_up_to(Gcra::per_second(1_000).burst(2_000))
+    ///     .build()?;
+    /// let gold = limits.parse_numbers([("api", "100/s burst 200")])?;
+    /// let plans = HashMap::from([("gold".to_owned(), Arc::new(gold))]); // as your database has them
+    /// let layer = RateLimitLayer::new(RateLimiter::new(limits, MemoryStore::new()))
+    ///     .by("customer", extension(|customer: &Customer| Some(customer.name.as_str().into())))
+    ///     .numbers_of(move |request| plans.get(&request.extensions.get::<Customer>()?.plan).cloned());
+    /// # drop(layer);
+    /// # Ok::<(), ratelimit_core::ConfigError>(())
+    /// ```
+    #[must_use]
+    pub fn numbers_of(
+        mut self,
+        numbers: impl Fn(&Parts) -> Option<Arc<Numbers<A>>> + Send + Sync + 'static,
+    ) -> Self {
+        self.config.numbers = Some(Arc::new(numbers));
         self
     }
 

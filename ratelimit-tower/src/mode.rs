@@ -11,10 +11,10 @@ use std::sync::Arc;
 
 use http::{Extensions, Response};
 use ratelimit_core::algorithm::Quota;
-use ratelimit_core::{LimitCosts, RateLimiter, Store, SyncStore};
+use ratelimit_core::{RateLimiter, Store, SyncStore};
 
 use crate::caller::IdentifiedCaller;
-use crate::gate::{Admitted, Gate};
+use crate::gate::{Admitted, Deciding, Gate, Terms};
 use crate::rejection::Rejection;
 
 /// An admitted request, and what it holds.
@@ -55,7 +55,7 @@ pub trait LayerMode<S: Store<A>, A: Quota + 'static>: Sealed + Send + Sync + 'st
         _: &Gate<S, A>,
         _: &RateLimiter<S, A>,
         _: IdentifiedCaller<'_>,
-        _: &LimitCosts,
+        _: &Terms<A>,
     ) -> Option<GateResult<Self::Grant>> {
         None
     }
@@ -67,12 +67,13 @@ pub trait LayerMode<S: Store<A>, A: Quota + 'static>: Sealed + Send + Sync + 'st
         gate: &Gate<S, A>,
         limiter: &Arc<RateLimiter<S, A>>,
         caller: IdentifiedCaller<'_>,
-        costs: LimitCosts,
+        terms: Terms<A>,
     ) -> impl Future<Output = GateResult<Self::Grant>> + Send {
         let grant = self.exempt();
         async move {
-            let decided = limiter.request(&caller).costs(&costs).check().await;
-            Ok((gate.judge(limiter, caller, decided.as_ref())?, grant))
+            let deciding = Deciding::new(limiter, &terms);
+            let decided = deciding.request(&caller).costs(&terms.costs).check().await;
+            Ok((gate.judge(deciding, caller, decided.as_ref())?, grant))
         }
     }
 }
@@ -142,12 +143,14 @@ impl<S: SyncStore<A>, A: Quota + 'static> LayerMode<S, A> for Immediate {
         gate: &Gate<S, A>,
         limiter: &RateLimiter<S, A>,
         caller: IdentifiedCaller<'_>,
-        costs: &LimitCosts,
+        terms: &Terms<A>,
     ) -> Option<GateResult<()>> {
-        let decided = match costs.uniform() {
-            Some(cost) => limiter.check_n_now(&caller, cost),
-            None => limiter.request(&caller).costs(costs).check_now(),
+        let deciding = Deciding::new(limiter, terms);
+        let decided = match (terms.costs.uniform(), &terms.numbers) {
+            (Some(cost), None) => limiter.check_n_now(&caller, cost),
+            (Some(cost), Some(_)) => deciding.request(&caller).cost(cost).check_now(),
+            (None, _) => deciding.request(&caller).costs(&terms.costs).check_now(),
         };
-        Some(gate.judge(limiter, caller, decided.as_ref()).map(|admitted| (admitted, ())))
+        Some(gate.judge(deciding, caller, decided.as_ref()).map(|admitted| (admitted, ())))
     }
 }

@@ -95,9 +95,9 @@ where
         let decided = match gate.arrive(&mut parts, &mut values) {
             Err(rejection) => Err(rejection),
             Ok(None) => Ok((gate.undecided(), mode.exempt())),
-            Ok(Some((limiter, costs, later))) => {
+            Ok(Some((limiter, terms, later))) => {
                 let now = match later {
-                    None => M::decide_now(gate, &limiter, gate.caller(&values), &costs),
+                    None => M::decide_now(gate, &limiter, gate.caller(&values), &terms),
                     Some(_) => None,
                 };
                 let Some(decided) = now else {
@@ -114,7 +114,7 @@ where
                         }
                         let caller = shared.gate.caller(&values);
                         let decided =
-                            shared.mode.decide(&shared.gate, &limiter, caller, costs).await;
+                            shared.mode.decide(&shared.gate, &limiter, caller, terms).await;
                         decided.map_err(answer)
                     });
                     let request = Request::from_parts(parts, body);

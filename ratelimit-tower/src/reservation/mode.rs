@@ -17,7 +17,7 @@ use super::open::{Counted, OpenReservation};
 use super::{Hold, Meter, Reserving, SettledBody, grpc_status};
 use crate::caller::IdentifiedCaller;
 use crate::fields::BusyWait;
-use crate::gate::Gate;
+use crate::gate::{Deciding, Gate, Terms};
 use crate::mode::{GateResult, Grant, LayerMode, Sealed};
 
 #[allow(private_interfaces, reason = "in methods that the documentation hides")]
@@ -33,20 +33,21 @@ impl<S: Store<A> + 'static, A: Quota + 'static> LayerMode<S, A> for Reserving {
         gate: &Gate<S, A>,
         limiter: &Arc<RateLimiter<S, A>>,
         caller: IdentifiedCaller<'_>,
-        costs: LimitCosts,
+        terms: Terms<A>,
     ) -> GateResult<Underway> {
         let counted = Counted {
             sources: caller.sources.clone(),
             values: caller.values.clone(),
             _token: self.settlements.0.token(),
         };
-        let reserved = limiter.reserve(counted, costs.max(&LimitCosts::from(1))).await;
+        let estimate = terms.costs.clone().max(&LimitCosts::from(1));
+        let reserved = limiter.reserve_by(terms.numbers.clone(), counted, estimate).await;
         let decided = match &reserved {
             Ok(Reserved::Granted(reservation)) => Ok(reservation.verdict()),
             Ok(Reserved::Denied(verdict)) => Ok(verdict),
             Err(failed) => Err(&failed.error),
         };
-        let admitted = gate.judge(limiter, caller, decided)?;
+        let admitted = gate.judge(Deciding::new(limiter, &terms), caller, decided)?;
         let mut underway = LayerMode::<S, A>::exempt(self);
         if let Ok(Reserved::Granted(owned)) = reserved {
             let log = gate.config.log.clone();

@@ -8,6 +8,7 @@ mod grpc;
 mod harness;
 mod layer;
 mod neighbours;
+mod numbers;
 mod readiness;
 mod reloading;
 #[cfg(unix)]
