@@ -218,6 +218,12 @@ pub enum Keeps {
 /// text.
 pub(crate) const PACKED_BYTES: usize = 7;
 
+/// A number below 2^53, packed.
+pub(crate) fn packed(number: u64) -> [u8; PACKED_BYTES] {
+    let [bytes @ .., _] = number.to_le_bytes();
+    bytes
+}
+
 /// A packed number, which is below 2^53.
 fn unpacked(bytes: [u8; PACKED_BYTES]) -> Option<u64> {
     let mut all = [0; 8];

@@ -91,7 +91,7 @@ fn text_of(program: &'static Program, mark: &str, place: usize) -> String {
         "count" => parameters.count().to_string(),
         "parameters" => list(&mut parameters.map(|name| (*name).to_owned())),
         "arguments" => {
-            list(&mut (0..parameters.count()).map(|n| format!("args0[limit0 + {n}] + 0")))
+            list(&mut (0..parameters.count()).map(|n| format!("numbers0[limit0 + {n}] + 0")))
         }
         "most" if program.parameters.contains(&"most") => "most".to_owned(),
         "most" => "capacity".to_owned(),

@@ -56,10 +56,9 @@ pub(crate) enum Outcome {
     Sent(Arc<GroupOutcome>, usize),
 }
 
-/// The requests of a call: sets of limits, and the groups that are charged by them.
+/// The requests of a call, in groups.
 #[derive(Debug, Default)]
 pub(crate) struct Load {
-    pub(crate) limits: Vec<LimitSet>,
     /// In the order in which they came.
     pub(crate) groups: Vec<Group>,
     /// The earliest of its requests' deadlines; `None` if it carries nothing.
@@ -77,12 +76,11 @@ pub(crate) struct Load {
 #[derive(Debug, PartialEq)]
 pub(crate) struct LimitSet(pub(crate) SmallVec<[TwinCheck<'static>; 1]>);
 
-/// Requests of the same limits for the same keys. The script charges them in order, first come,
+/// Requests of the same limits, at the same numbers, for the same keys. The script charges them in order, first come,
 /// first served.
 #[derive(Debug)]
 pub(crate) struct Group {
-    /// The place of its limits among those of the call.
-    pub(crate) limits: usize,
+    pub(crate) limits: LimitSet,
     /// The keys on the server, each once.
     pub(crate) keys: SmallVec<[String; 1]>,
     /// The hashes of its states.
@@ -110,7 +108,6 @@ impl Load {
         if self.requests >= MOST_REQUESTS {
             return Some(request);
         }
-        let known = self.limits.iter().position(|known| *known == request.limits);
         let state = |check: &TwinCheck<'_>| {
             self.hasher.hash_one((&request.keys[check.key - 1], &check.field))
         };
@@ -119,7 +116,7 @@ impl Load {
         let last = states.iter().filter_map(|state| self.last_of(*state)).max();
         let is_same = |place: &usize| {
             let group = &self.groups[*place];
-            Some(group.limits) == known && group.keys == request.keys
+            group.limits == request.limits && group.keys == request.keys
         };
         let same = last.filter(is_same);
         let all = (self.keys + request.keys.len(), self.states + states.len());
@@ -129,10 +126,6 @@ impl Load {
         let Waiting { limits, keys, costs, answer, .. } = *request;
         let place = same.unwrap_or_else(|| {
             (self.keys, self.states) = all;
-            let limits = known.unwrap_or_else(|| {
-                self.limits.push(limits);
-                self.limits.len() - 1
-            });
             let (costs, answers) = (SmallVec::new(), SmallVec::new());
             self.open(Group { limits, keys, states, costs, answers })
         });
@@ -179,6 +172,16 @@ impl Load {
 }
 
 impl LimitSet {
+    /// Whether both are the same limits but for their numbers: each customer may have its own.
+    pub(crate) fn differs_in_numbers_only(&self, other: &Self) -> bool {
+        let are_alike = |(own, other): (&TwinCheck<'_>, &TwinCheck<'_>)| {
+            (own.position, own.key, &own.field) == (other.position, other.key, &other.field)
+                && own.twin.program == other.twin.program
+                && own.twin.attempts == other.twin.attempts
+        };
+        self.0.len() == other.0.len() && self.0.iter().zip(&other.0).all(are_alike)
+    }
+
     /// Whether its Lua may fail, after others were written.
     pub(crate) fn can_fail(&self) -> bool {
         self.0.iter().any(|check| !check.twin.program.is_built_in())

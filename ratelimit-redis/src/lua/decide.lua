@@ -14,13 +14,15 @@
 --           SHAPE FIELD… CHARGE… (CAPACITY NUMBER…)…
 --           or parts, one for each set of limits, with an empty argument before each:
 --           SHAPE KEYS NUMBERS SINGLE GROUPS [SPANS (KEY COUNT)…] FIELD… CHARGE…
---           (CAPACITY NUMBER…)… (RUNS (COUNT CHARGE…)…)…
+--           (CAPACITY NUMBER…)… ([OWN] [RUNS (COUNT CHARGE…)…])…
 --
 -- SHAPE has a letter for each check, that of its algorithm; a capital, if denied requests are
 -- charged too. A group has so many KEYS, and the limits so many NUMBERS, with their capacities. If
 -- there are several keys, SPANS tells at which of them so many checks lie, one after the other. The
 -- first SINGLE groups are one request each, at the CHARGEs behind the fields. Each of the others
--- has RUNS of requests: how many, and what each of them charges each limit.
+-- has RUNS of requests: how many, and what each of them charges each limit. If NUMBERS is 0, each
+-- group has its OWN, as each customer may: what a single request charges, and the capacities and
+-- numbers, packed as states are, because a call may have a thousand of them.
 --
 -- Reading and setting a time to live in every decision would cost the server. So a state ends with
 -- the moment until which its key lives, in milliseconds by the server's clock. A charge that ends
@@ -38,6 +40,8 @@ local answers0, count0, key0 = { time0, '', '', '', '', '', '', '' }, 1, 0
 local seen0, puts0, spans0 = { false, false, false }, { '', '', '', '', '', '' }, nil
 -- Of runs: what each limit admits, and what is used of it. Most calls have none.
 local capacity0, after0
+-- Of groups with numbers of their own: how they are packed, and how many bytes that takes.
+local own_format0, own_bytes0
 while args0[first0] do
   local shape0, many0, size0, single0, groups0, field0 = args0[first0], 1, #args0, 1, 1, first0
   if shape0 == '' then
@@ -59,8 +63,18 @@ while args0[first0] do
   local letters0 = { byte(shape0, 1, checks0) }
   for group0 = 1, groups0 do
     local answer0, charge0, runs0 = '?\n', charge_single0, nil
+    local charges0, numbers0, first_number0 = args0, args0, limits0
+    if size0 == 0 then
+      local own0 = args0[first0]
+      if #own0 ~= own_bytes0 then
+        own_bytes0, own_format0 = #own0, '<' .. string.rep('I7', #own0 / 7)
+      end
+      numbers0, first_number0 = { unpack0(own_format0, own0) }, checks0 + 1
+      charges0, charge0 = numbers0, 0
+      first0 = first0 + 1
+    end
     if group0 > single0 then
-      charge0, runs0 = first0 + 1, first0 + 1
+      charges0, charge0, runs0 = args0, first0 + 1, first0 + 1
       first0 = runs0 + args0[first0] * (1 + checks0)
       -- One request of another cost.
       if first0 - runs0 == 1 + checks0 and args0[runs0] + 0 == 1 then runs0 = nil end
@@ -72,7 +86,7 @@ while args0[first0] do
       -- before runs are charged. The second charges the attempts of a denied request, or what was
       -- admitted of the runs.
       for pass0 = 1, 2 do
-        local fits0, last0, limit0 = true, 0, limits0
+        local fits0, last0, limit0 = true, 0, first_number0
         put0, tail0 = 0, count0 + 1
         for place0 = 1, 4 * span_count0, 4 do
           local next0 = last0 + 1
@@ -114,7 +128,7 @@ while args0[first0] do
               else
                 --[[fresh]]
               end
-              local charge = runs0 and 1 or args0[charge0 + check0] + 0
+              local charge = runs0 and 1 or charges0[charge0 + check0] + 0
               if charge > 0 then
                 local at = now
                 --[[level]]

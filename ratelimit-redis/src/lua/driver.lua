@@ -58,7 +58,7 @@ local function run0()
   -- another caller learns that the id has it.
   local RESERVED = ' ?'
 
-  local keys0, args0 = KEYS, ARGV
+  local keys0, args0, numbers0 = KEYS, ARGV, ARGV
   local operation, shape0, metadata0 = args0[first0], args0[first0 + 1], args0[first0 + 2]
   -- Whether the settled reservation is forgotten early: its id was drawn for one charge.
   local once = operation == 'settle-once'

@@ -39,7 +39,7 @@ impl<A: LuaProgram, C: Connection> Call<'_, A, C> {
             push_time(&mut words, self.batch.time());
             // Any charge above the capacity fails; the cap prevents an overflow.
             let cost = |check: &TwinCheck<'_>| self.check(check).cost.min(check.twin.capacity + 1);
-            push_part(&mut words, &shape, &self.twins, None, cost);
+            push_part(&mut words, &shape, &self.twins, PartGroups::ALONE, cost);
             self.eval(&texts.decide, words).await.map_err(|error| self.explain(error))
         };
         let answer = match answer {
@@ -98,23 +98,38 @@ pub(super) fn push_time(words: &mut Vec<Argument<'_>>, time: Now) {
     }
 }
 
-/// Adds what `decide.lua` reads of a set of limits: their algorithms, fields and numbers. Unless it
-/// is one request alone, also how many groups are charged by them, first those of a single request
-/// at these costs.
+/// The groups of a part.
+#[derive(Clone, Copy)]
+pub(super) struct PartGroups {
+    /// How many there are, and how many of them are a single request at the costs of the part, or at
+    /// their own if they have own numbers; `None` for one request alone.
+    pub(super) counts: Option<[usize; 2]>,
+    /// Whether each brings its numbers.
+    pub(super) has_own_numbers: bool,
+}
+
+impl PartGroups {
+    const ALONE: Self = Self { counts: None, has_own_numbers: false };
+}
+
+/// Adds what `decide.lua` reads of a set of limits: their algorithms and fields, and their numbers
+/// unless groups have their own. Unless it is one request alone, also how many groups are charged by
+/// them, first those of a single request at these costs.
 pub(super) fn push_part<'w>(
     words: &mut Vec<Argument<'w>>,
     shape: &'w [u8],
     checks: &'w [TwinCheck<'_>],
-    groups: Option<[usize; 2]>,
+    groups: PartGroups,
     cost: impl Fn(&TwinCheck<'_>) -> u64,
 ) {
     let count = |count: usize| Argument::Number(count as u64);
     let keys = checks.iter().map(|check| check.key).max().unwrap_or_default();
-    let numbers = checks.iter().map(|check| 1 + check.twin.parameters.len()).sum();
-    if groups.is_none() && keys == 1 {
+    let shared = if groups.has_own_numbers { &[][..] } else { checks };
+    let numbers = shared.iter().map(|check| 1 + check.twin.parameters.len()).sum();
+    if groups.counts.is_none() && keys == 1 {
         words.push(Argument::Bytes(shape));
     } else {
-        let [single, groups] = groups.unwrap_or([1, 1]).map(count);
+        let [single, groups] = groups.counts.unwrap_or([1, 1]).map(count);
         words.extend([Argument::Text(""), Argument::Bytes(shape)]);
         words.extend([count(keys), count(numbers), single, groups]);
     }
@@ -125,8 +140,12 @@ pub(super) fn push_part<'w>(
     }
     words.extend(checks.iter().map(|check| Argument::Text(&check.field)));
     words.extend(checks.iter().map(|check| Argument::Number(cost(check) * check.twin.unit)));
-    for TwinCheck { twin, .. } in checks {
-        words.push(Argument::Number(twin.capacity * twin.unit));
-        words.extend(twin.parameters.iter().copied().map(Argument::Number));
-    }
+    words.extend(numbers_of(shared).map(Argument::Number));
+}
+
+/// The numbers of limits, as `decide.lua` reads them.
+pub(super) fn numbers_of(checks: &[TwinCheck<'_>]) -> impl Iterator<Item = u64> {
+    checks.iter().flat_map(|TwinCheck { twin, .. }| {
+        std::iter::once(twin.capacity * twin.unit).chain(twin.parameters.iter().copied())
+    })
 }

@@ -16,14 +16,14 @@ use tokio::sync::mpsc;
 use tokio::time::Instant;
 
 use super::answer::{first_line, time};
-use super::decide_call::{push_part, push_time};
+use super::decide_call::{PartGroups, numbers_of, push_part, push_time};
 use crate::calls::{CallLimit, Charged, Costs, Group, GroupOutcome, LimitSet, Load, Waiting};
 use crate::codec::take_sized;
 use crate::concurrent::all;
 use crate::connection::{Argument, Connection, Reply, TryAgain, refused_in_part};
 use crate::deadline::Deadline;
 use crate::error::{RedisError, Result};
-use crate::program::TwinCheck;
+use crate::program::{TwinCheck, packed};
 use crate::scripts::Shape;
 use crate::store::{Inner, evalsha};
 
@@ -65,23 +65,53 @@ fn is_single(group: &Group) -> bool {
     group.costs.len() == 1
 }
 
-/// Groups of the same limits.
-struct ScriptPart<'l> {
-    limits: &'l LimitSet,
+/// Groups of the same limits, each at the numbers of the first or at its own.
+struct ScriptPart {
     groups: Vec<Group>,
 }
 
-impl ScriptPart<'_> {
-    /// Adds the arguments of its groups, whose limits have this shape.
-    fn push<'w>(&'w self, shape: &'w Shape, words: &mut Vec<Argument<'w>>) {
-        let checks = &self.limits.0;
+/// What a group of its own numbers brings along: what each limit is charged by a single request, and
+/// the numbers, packed.
+type OwnNumbers = Vec<u8>;
+
+impl ScriptPart {
+    /// The limits of its first group.
+    fn limits(&self) -> &LimitSet {
+        &self.groups[0].limits
+    }
+
+    /// What each group brings along, if not all have the numbers of the first.
+    fn own_numbers(&self) -> Vec<OwnNumbers> {
+        if self.groups.iter().all(|group| group.limits == *self.limits()) {
+            return Vec::new();
+        }
+        let of_group = |group: &Group| {
+            let checks = &group.limits.0;
+            let charge = |check: &TwinCheck<'_>| group.costs[0][check.position] * check.twin.unit;
+            let all = checks.iter().map(charge).chain(numbers_of(checks));
+            all.flat_map(packed).collect()
+        };
+        self.groups.iter().map(of_group).collect()
+    }
+
+    /// Adds the arguments of its groups, whose limits have this shape, and which bring this along.
+    fn push<'w>(&'w self, shape: &'w Shape, own: &'w [OwnNumbers], words: &mut Vec<Argument<'w>>) {
+        let checks = &self.limits().0;
         let first = &self.groups[0].costs[0];
-        let is_like_first = |group: &&Group| is_single(group) && group.costs[0] == *first;
+        let has_own_numbers = !own.is_empty();
+        let is_like_first =
+            |group: &&Group| is_single(group) && (has_own_numbers || group.costs[0] == *first);
         let single = self.groups.iter().take_while(is_like_first).count();
         let cost = |check: &TwinCheck<'_>| first[check.position];
-        push_part(words, shape, checks, Some([single, self.groups.len()]), cost);
-        for group in &self.groups[single..] {
+        let groups = PartGroups { counts: Some([single, self.groups.len()]), has_own_numbers };
+        push_part(words, shape, checks, groups, cost);
+        for (place, group) in self.groups.iter().enumerate() {
+            words.extend(own.get(place).map(|own| Argument::Bytes(own)));
+            if place < single {
+                continue;
+            }
             // Requests of the same costs, one after the other.
+            let checks = &group.limits.0;
             let runs = || group.costs.chunk_by(|one, next| one == next);
             words.push(Argument::Number(runs().count() as u64));
             for run in runs() {
@@ -93,35 +123,35 @@ impl ScriptPart<'_> {
     }
 }
 
-/// The parts of each script. Groups of the same limits go together, unless the later one shares a
-/// state with one of them or between them: requests that share a state are decided in the order in
-/// which they came.
-fn scripts(limits: &[LimitSet], groups: Vec<Group>) -> Vec<Vec<ScriptPart<'_>>> {
-    let mut parts: Vec<ScriptPart<'_>> = Vec::new();
+/// The parts of each script. Groups of the same limits go together, at whatever numbers, unless the
+/// later one shares a state with one of them or between them: requests that share a state are
+/// decided in the order in which they came.
+fn scripts(groups: Vec<Group>) -> Vec<Vec<ScriptPart>> {
+    let mut parts: Vec<ScriptPart> = Vec::new();
     for group in groups {
-        let limits = &limits[group.limits];
+        let limits = &group.limits;
         let mut part = None;
         for (number, earlier) in parts.iter().enumerate().rev() {
             if earlier.groups.iter().any(|other| other.shares_with(&group)) {
                 break;
             }
-            if std::ptr::eq(earlier.limits, limits) && !limits.can_fail() {
+            if earlier.limits().differs_in_numbers_only(limits) && !limits.can_fail() {
                 part = Some(number);
                 break;
             }
         }
         match part {
             Some(part) => parts[part].groups.push(group),
-            None => parts.push(ScriptPart { limits, groups: vec![group] }),
+            None => parts.push(ScriptPart { groups: vec![group] }),
         }
     }
-    let mut calls: Vec<Vec<ScriptPart<'_>>> = Vec::new();
+    let mut calls: Vec<Vec<ScriptPart>> = Vec::new();
     for mut part in parts {
         // Single requests of one cost share its arguments; no two of these groups share a state.
         part.groups.sort_by_key(|group| (!is_single(group), group.costs[0][0]));
         // Code of others may fail, after groups before it were written.
         let joins =
-            |call: &&mut Vec<ScriptPart<'_>>| !part.limits.can_fail() && !call[0].limits.can_fail();
+            |call: &&mut Vec<ScriptPart>| !part.limits().can_fail() && !call[0].limits().can_fail();
         match calls.last_mut().filter(joins) {
             Some(call) => call.push(part),
             None => calls.push(vec![part]),
@@ -134,15 +164,14 @@ impl<C: Connection> Inner<C> {
     /// Sends a load, and tells its callers what became of it. Returns whether the server has
     /// answered.
     async fn send(&self, load: Load, deadline: Deadline) -> bool {
-        let Load { limits, groups, .. } = load;
-        let calls = scripts(&limits, groups);
+        let calls = scripts(load.groups);
         let answered = all(calls.into_iter().map(|call| self.charge(call, deadline))).await;
         answered.into_iter().all(|answered| answered)
     }
 
     /// Charges the requests of these groups by one script, and tells their callers. Returns whether
     /// the server has answered.
-    async fn charge(&self, call: Vec<ScriptPart<'_>>, deadline: Deadline) -> bool {
+    async fn charge(&self, call: Vec<ScriptPart>, deadline: Deadline) -> bool {
         let failed = match self.call(&call, deadline).await {
             Ok(Some(answer)) => {
                 self.answer(call, &answer);
@@ -160,28 +189,30 @@ impl<C: Connection> Inner<C> {
     }
 
     /// What the script answers. `None` if there is no such script, with nothing sent.
-    async fn call(&self, call: &[ScriptPart<'_>], deadline: Deadline) -> Result<Option<Vec<u8>>> {
-        let programs = call.iter().flat_map(|part| &part.limits.0).map(|check| check.twin.program);
+    async fn call(&self, call: &[ScriptPart], deadline: Deadline) -> Result<Option<Vec<u8>>> {
+        let programs =
+            call.iter().flat_map(|part| &part.limits().0).map(|check| check.twin.program);
         let Ok(texts) = self.scripts.of(programs) else { return Ok(None) };
-        let shapes = call.iter().map(|part| texts.shape(&part.limits.0));
+        let shapes = call.iter().map(|part| texts.shape(&part.limits().0));
         let Some(shapes) = shapes.collect::<Option<Vec<_>>>() else { return Ok(None) };
         let groups = call.iter().flat_map(|part| &part.groups);
         let keys: Vec<_> = groups.flat_map(|group| &group.keys).collect();
         let mut words = evalsha(keys.iter().map(|key| key.as_str()), keys.len());
         push_time(&mut words, Now::Store);
-        for (part, shape) in call.iter().zip(&shapes) {
-            part.push(shape, &mut words);
+        let own: Vec<_> = call.iter().map(ScriptPart::own_numbers).collect();
+        for ((part, shape), own) in call.iter().zip(&shapes).zip(&own) {
+            part.push(shape, own, &mut words);
         }
         self.eval(keys[0], &texts.decide, &mut words, TryAgain::Return, deadline).await.map(Some)
     }
 
     /// Tells the callers of each group what the script answered. What cannot be read fails for
     /// itself and all after it.
-    fn answer(&self, call: Vec<ScriptPart<'_>>, answer: &[u8]) {
+    fn answer(&self, call: Vec<ScriptPart>, answer: &[u8]) {
         let line = first_line(answer).and_then(|(line, rest)| Some((time(line)?, rest)));
         let (now, mut rest) = line.map_or((None, answer), |(now, rest)| (Some(now), rest));
         for part in call {
-            let states = part.limits.0.len();
+            let states = part.limits().0.len();
             for group in part.groups {
                 group.answer(|costs| {
                     let outcome = now.and_then(|now| self.outcome(now, &mut rest, states, costs));
