@@ -232,7 +232,7 @@ impl<S: Store<A>, A: Quota + 'static> Gate<S, A> {
         caller: IdentifiedCaller<'_>,
         error: &S::Error,
     ) -> Result<Admitted, Box<Rejection>> {
-        let wanted = wanted_identifiers(limiter.limits(), caller);
+        let wanted = wanted_identifiers(deciding.limiter.limits(), caller);
         match (error.kind(), caller.lacking(&wanted)) {
             // The client did not send an identifier that it may lack, and without it no limit
             // applies.
