@@ -38,6 +38,9 @@ pub(crate) struct Told {
     remaining: Option<u64>,
     retry_after_us: Option<u64>,
     reset_after_us: u64,
+    /// Only told where it is so: the request crosses the threshold at which the limit warns.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    warned: bool,
     /// Only told of a limit with a debt.
     #[serde(skip_serializing_if = "Option::is_none")]
     owed: Option<NonZeroU64>,
@@ -62,14 +65,16 @@ struct OfLimit<'d> {
     told: Told,
 }
 
-impl From<(&Decision, Account)> for Told {
-    fn from((decision, Account { owed, forgiven, .. }): (&Decision, Account)) -> Self {
+impl Told {
+    pub(crate) fn new(decision: &Decision, account: Account, warned: bool) -> Self {
+        let Account { owed, forgiven, .. } = account;
         Self {
             allowed: decision.allowed,
             limit: Some(decision.limit),
             remaining: Some(decision.remaining),
             retry_after_us: decision.retry_after_us,
             reset_after_us: decision.reset_after_us,
+            warned,
             owed: NonZeroU64::new(owed),
             forgiven: NonZeroU64::new(forgiven),
         }
@@ -91,14 +96,15 @@ impl<'d> DecisionLine<'d> {
             forgiven: most.forgiven.max(one.forgiven),
             charged: None,
         });
-        let mut summary = Told::from((verdict.summary(), account));
+        let warned = decided.named.warned().next().is_some();
+        let mut summary = Told::new(verdict.summary(), account, warned);
         if verdict.is_unlimited() {
             (summary.limit, summary.remaining) = (None, None);
         }
         let has_shadow = limits.iter().any(Limit::is_shadow);
         let of_limit = |one: NamedDecision<'d, AnyAlgorithm>| OfLimit {
             name: one.name(),
-            told: (one.decision(), account_of_debt(one)).into(),
+            told: Told::new(one.decision(), account_of_debt(one), one.is_warned()),
         };
         Self {
             at_us: Some(entry.at.as_us()),

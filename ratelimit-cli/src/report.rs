@@ -176,6 +176,12 @@ fn fit(counts: &LimitTally) -> Markup {
                         @if enough.capacity() > algorithm.capacity() { " denies none." } @else { " is enough for all." }
                     } @else { "; no limit of its kind is large enough for all." }
                 }
+                @if let Some(percent) = limit.warns_at_percent() {
+                    p {
+                        "It warned " strong { (plural(counts.warned, "time", "times")) } ", at "
+                        (percent) " % of the limit."
+                    }
+                }
                 (chart::needs(&needs.histogram(), algorithm.capacity()))
             }
         }

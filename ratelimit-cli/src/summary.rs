@@ -88,17 +88,21 @@ fn limits_table(tally: &Tally, shadow: bool) -> TextTable {
     let tallied = tally.limits.iter().filter(|counts| counts.limit.is_shadow() == shadow);
     let rows = tallied.map(|counts| {
         let limit = &counts.limit;
-        vec![
+        let mut row = vec![
             limit.name().to_owned(),
             limit.algorithm().name().to_owned(),
             counts_by(limit),
             count(counts.applied),
             count(counts.denied),
             share(counts.denied, counts.applied),
-        ]
+        ];
+        let warned = || limit.warns_at_percent().map_or_else(String::new, |_| count(counts.warned));
+        row.extend(tally.warn().then(warned));
+        row
     });
     let denied = if shadow { "#would have denied" } else { "#denied" };
-    let columns = ["name", "algorithm", "counts by", "#applied to", denied, "#share"];
+    let mut columns = vec!["name", "algorithm", "counts by", "#applied to", denied, "#share"];
+    columns.extend(tally.warn().then_some("#warned"));
     TextTable::new(&columns, rows)
 }
 

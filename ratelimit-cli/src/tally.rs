@@ -51,6 +51,8 @@ pub(crate) struct LimitTally {
     pub(crate) applied: u64,
     /// Denied requests; of a shadow limit, those that it would have denied.
     pub(crate) denied: u64,
+    /// Requests that crossed the threshold at which it warns.
+    pub(crate) warned: u64,
     /// How near its callers came, if that is asked for.
     pub(crate) nearness: Option<Nearness>,
     /// What its callers needed, if that was observed.
@@ -191,10 +193,15 @@ impl Tally {
             let identifiers = names(limit).into_iter().map(&mut place_of).collect();
             let nearness = nearness.map(Nearness::new);
             let (limit, needs) = (limit.clone(), None);
-            LimitTally { limit, applied: 0, denied: 0, nearness, needs, identifiers }
+            LimitTally { limit, applied: 0, denied: 0, warned: 0, nearness, needs, identifiers }
         };
         let limits = limits.iter().map(tally).collect();
         Self { limits, identifiers, ..Self::default() }
+    }
+
+    /// Whether a limit warns.
+    pub(crate) fn warn(&self) -> bool {
+        self.limits.iter().any(|counts| counts.limit.warns_at_percent().is_some())
     }
 
     /// The number of decided lines.
@@ -217,6 +224,11 @@ impl Tally {
         let (entry, allowed) = (decided.entry, decided.verdict.allowed());
         let (first, last) = self.span.unwrap_or((entry.at, entry.at));
         self.span = Some((first.min(entry.at), last.max(entry.at)));
+        if entry.op != Op::Peek && self.warn() {
+            for (place, one) in decided.each() {
+                self.limits[place].warned += u64::from(one.is_warned());
+            }
+        }
         if entry.op != Op::Acquire {
             self.other += 1;
             return;

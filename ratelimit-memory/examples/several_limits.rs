@@ -28,6 +28,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     }
     denied_requests_charge_nothing(&limiter)?;
     a_misspelt_identifier_is_an_error()?;
+    the_request_that_crosses_a_threshold_warns()?;
     a_shadow_limit_never_denies()
 }
 
@@ -65,6 +66,19 @@ fn a_misspelt_identifier_is_an_error() -> Result<(), Box<dyn std::error::Error>>
 
     let answer = limiter.check_now(&[("User", "alice")]); // not "user"
     assert!(answer.is_err_and(|error| error.to_string().contains("\"User\"")));
+    Ok(())
+}
+
+fn the_request_that_crosses_a_threshold_warns() -> Result<(), Box<dyn std::error::Error>> {
+    let limits = Limits::builder().limit("daily", FixedWindow::per_day(10)).warn_at_percent(80);
+    let limiter = RateLimiter::new(limits.build()?, MemoryStore::new());
+
+    let mut warnings = Vec::new();
+    for _ in 0..10 {
+        let verdict = limiter.check_now("alice")?;
+        warnings.extend(limiter.named(&verdict).warned().map(|limit| limit.remaining));
+    }
+    assert_eq!(warnings, [2]); // the eighth of ten
     Ok(())
 }
 

@@ -21,11 +21,12 @@ use ratelimit_core::{Algorithm, Decision, NamedDecisions};
 /// }
 /// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Decisions(Vec<(Box<str>, Decision)>);
+pub struct Decisions(Vec<(Box<str>, Decision, bool)>);
 
 impl Decisions {
     pub(crate) fn from_named<A: Algorithm>(decisions: NamedDecisions<'_, A>) -> Self {
-        Self(decisions.map(|one| (one.name().into(), *one.decision())).collect())
+        let told = decisions.map(|one| (one.name().into(), *one.decision(), one.is_warned()));
+        Self(told.collect())
     }
 
     /// The decision of the limit of this name; `None` if that did not apply to the request.
@@ -36,7 +37,13 @@ impl Decisions {
 
     /// All decisions, with the names of their limits.
     pub fn iter(&self) -> impl Iterator<Item = (&str, &Decision)> {
-        self.0.iter().map(|(name, decision)| (&**name, decision))
+        self.0.iter().map(|(name, decision, _)| (&**name, decision))
+    }
+
+    /// The names of the limits of which the request crosses the threshold at which they
+    /// [warn](ratelimit_core::Limit::warn_at_percent).
+    pub fn warned(&self) -> impl Iterator<Item = &str> {
+        self.0.iter().filter(|(.., warns)| *warns).map(|(name, ..)| &**name)
     }
 
     /// Adds them to those of outer layers.

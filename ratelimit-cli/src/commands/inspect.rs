@@ -52,7 +52,12 @@ pub(super) fn run(args: &CallerArgs) -> Result<u8, Failure> {
             // Writing into memory cannot fail.
             let _ = writeln!(text, "  {told}\n    stored: {stored}");
             let (name, shadow) = (limit.name(), limit.is_shadow());
-            found.push(StoredLimit { name, shadow, told: (&decision, account).into(), state });
+            found.push(StoredLimit {
+                name,
+                shadow,
+                told: Told::new(&decision, account, false),
+                state,
+            });
         }
         let absent = found.iter().filter(|found| found.state.is_null()).map(|found| found.name);
         let absent: Vec<_> = absent.collect();

@@ -1,6 +1,6 @@
 //! `ratelimit lint`: what is wrong with a policy, and what of it is easily overlooked.
 
-use ratelimit_core::{AnyAlgorithm, Limit};
+use ratelimit_core::{Algorithm as _, AnyAlgorithm, Limit};
 use serde_json::json;
 
 use crate::args::LintArgs;
@@ -54,6 +54,16 @@ fn notes(limit: &Limit<AnyAlgorithm>, earlier: &[Limit<AnyAlgorithm>]) -> Vec<St
 fn unmet_demands(args: &LintArgs, limit: &Limit<AnyAlgorithm>) -> Vec<String> {
     let unmet = args.identifiers.iter().filter_map(|names| check_names(limit, names).err());
     let mut refused: Vec<_> = unmet.map(|error| error.to_string()).collect();
+    let capacity = limit.algorithm().capacity();
+    if let Some(percent) = limit.warns_at_percent()
+        && u128::from(percent.get()) * u128::from(capacity) <= 100
+    {
+        refused.push(format!(
+            "limit {:?}: {percent} % of {capacity} are reached with the first request of each caller, which is no \
+             warning; raise warn, or leave it out",
+            limit.name()
+        ));
+    }
     if args.fallback && limit.outage().is_none() {
         refused.push(format!(
             "limit {:?}: it does not declare what happens during an outage; add on_outage = \"open\", \"closed\" or \

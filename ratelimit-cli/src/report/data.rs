@@ -75,7 +75,8 @@ fn limits(tally: &Tally) -> Vec<Value> {
             "name": limit.name(), "algorithm": in_words(limit.algorithm(), limit),
             "identifiers": limit.identifier_names().collect::<Vec<_>>(), "when": when(limit),
             "shadow": limit.is_shadow(),
-            "applied": counts.applied, "denied": counts.denied, "needs": needs,
+            "applied": counts.applied, "denied": counts.denied,
+            "warned": limit.warns_at_percent().map(|_| counts.warned), "needs": needs,
             "nearness": counts.nearness.as_ref().map(Nearness::histogram),
         })
     };

@@ -167,5 +167,15 @@ fn a_policy_is_wrong_at_a_line_and_a_column_and_lint_names_each_limit() {
         lint(&["--identifiers", "ip,method,path"]).exits(0).says(&[note, "those of \"reads\"\n"]);
     assert!(ran.out.ends_with("policy.toml: 3 limits, no problem, 2 notes\n"), "{}", ran.out);
     lint(&["--identifiers", "ip,methd,path"]).exits(2).says(&["did you mean \"methd\"?"]);
+    for (warn, burst, says) in [
+        ("80%", 1, "80 % of 1 are reached with the first request"),
+        ("10%", 10, "10 % of 10 are reached with the first request"),
+        ("11%", 10, "1 limit, no problem"),
+        ("100%", 2, "1 limit, no problem"),
+    ] {
+        let line = format!("burst = {burst}\nwarn = \"{warn}\"\n");
+        scene.write("policy.toml", format!("[[limit]]\nname = \"a\"\n{gcra}{line}"));
+        assert!(lint(&[]).out.contains(says), "{warn} of {burst}");
+    }
     lint(&["--identifiers", "key,"]).exits(2).says(&["--identifiers", "a value is required"]);
 }

@@ -55,7 +55,7 @@ fn policy() -> String {
     };
     let policy: String = AnyAlgorithm::NAMES.iter().map(of_each).collect();
     policy
-        + &limit("trial", "ip", "gcra 3/h", "shadow = true")
+        + &limit("trial", "ip", "gcra 3/h", "shadow = true\nwarn = \"80%\"")
         + &limit("per-user", "user", "gcra 3/h", "when = { user = \"*\" }")
 }
 

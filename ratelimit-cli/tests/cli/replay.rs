@@ -321,3 +321,30 @@ fn the_committed_log_is_what_its_generator_makes() {
          make_access_log > examples/access.log`"
     );
 }
+
+/// A caller whose requests cross the threshold of an enforced and of a shadow limit, and one whose
+/// requests do not.
+#[test]
+fn a_replay_counts_the_warnings_of_each_limit_and_says_in_which_line() {
+    let warns = |name: &str, more: &str| {
+        limit(name, "ip", "fixed-window 5/d", &format!("warn = \"80%\"\n{more}"))
+    };
+    let policy = warns("enforced", "") + &warns("tried", "shadow = true");
+    let line = |n: u64| {
+        let ip = if n < 7 { "a" } else { "b" };
+        format!("{{\"at_us\": {n}, \"keys\": {{\"ip\": \"{ip}\"}}}}\n")
+    };
+    let scene = Scene::with(&policy, (0..10).map(line).collect::<String>());
+    let ran = scene.replay(&["--json", "--decisions", "out.jsonl", "input"]).exits(0);
+    let found = &ran.json()[0]["limits"];
+    assert_eq!((&found[0]["warned"], &found[1]["warned"]), (&1.into(), &1.into()), "{found}");
+    let lines = scene.read("out.jsonl");
+    let warned: Vec<_> =
+        lines.lines().map(|line| line.matches("\"warned\":true").count()).collect();
+    // The verdict, the limit and the shadow limit.
+    assert_eq!(warned, [0, 0, 0, 3, 0, 0, 0, 0, 0, 0], "{lines}");
+    scene.replay(&["input"]).exits(0).says(&["share  warned"]);
+    let _page = scene.replay(&["--report", "page.html", "input"]).exits(0);
+    let page = scene.read("page.html");
+    assert_eq!(page.matches("It warned <strong>1 time</strong>, at 80 % of the limit.").count(), 2);
+}

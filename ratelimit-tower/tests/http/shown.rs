@@ -111,6 +111,20 @@ async fn handlers_see_what_each_limit_decided_of_all_layers_and_nothing_where_no
 }
 
 #[tokio::test]
+async fn handlers_see_which_limit_warns() {
+    async fn handler(Extension(decisions): Extension<Decisions>) -> String {
+        decisions.warned().collect::<Vec<_>>().join(", ")
+    }
+    let limits = Limits::builder().limit("a", "fixed-window 5/d").by(["ip"]).warn_at_percent(80);
+    let limits = limits.limit("b", "fixed-window 9/d").by(["ip"]).build().unwrap();
+    let limiter = RateLimiter::new(limits, store(&ManualClock::default()));
+    let app = Router::new().route("/", get(handler)).layer(by_ip(limiter).tell_handlers());
+    for warned in ["", "", "", "a", ""] {
+        assert_eq!(&*send(&app, request("/")).await.body, warned.as_bytes());
+    }
+}
+
+#[tokio::test]
 async fn a_choice_can_be_refused_with_any_status_and_says_why() {
     for (status, code) in [
         (StatusCode::PAYMENT_REQUIRED, Code::PermissionDenied),
