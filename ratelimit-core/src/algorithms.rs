@@ -14,6 +14,7 @@ mod bucketed_window;
 mod concurrency;
 mod fixed_window;
 mod gcra;
+mod lockout;
 mod sliding_counter;
 mod sliding_log;
 mod window_log;
@@ -24,6 +25,7 @@ pub use fixed_window::{
     CountedWindow, FirstRequestState, FirstRequestWindow, FixedWindow, FixedWindowState,
 };
 pub use gcra::{Gcra, GcraState, TokenBucket};
+pub use lockout::{Lockout, LockoutBuilder, LockoutState};
 pub use sliding_counter::{SlidingCounter, SlidingCounterState};
 pub use sliding_log::{SlidingLog, SlidingLogState};
 pub use window_log::{LoggedRequest, WindowLog, WindowLogState};
@@ -271,6 +273,13 @@ pub trait Algorithm: Send + Sync {
     /// keep no denial of such a limit, and a batch is not renewed once its lease under such a limit
     /// has ended.
     fn has_leases(&self) -> bool {
+        false
+    }
+
+    /// Whether a denial means that the caller behaves abnormally, as one who has failed to log in
+    /// too often, and not that a quota is used up. `false`, the default, for all but [`Lockout`].
+    /// HTTP answers name another problem then.
+    fn denies_abnormal_usage(&self) -> bool {
         false
     }
 

@@ -6,8 +6,9 @@ use core::num::NonZeroU64;
 
 use crate::algorithms::{
     BucketedWindow, BucketedWindowState, Concurrency, ConcurrencyState, FirstRequestState,
-    FirstRequestWindow, FixedWindow, FixedWindowState, Gcra, GcraState, SlidingCounter,
-    SlidingCounterState, SlidingLog, SlidingLogState, WindowLog, WindowLogState,
+    FirstRequestWindow, FixedWindow, FixedWindowState, Gcra, GcraState, Lockout, LockoutBuilder,
+    LockoutState, SlidingCounter, SlidingCounterState, SlidingLog, SlidingLogState, WindowLog,
+    WindowLogState,
 };
 use crate::builder::{AlgorithmBuilder, FromRate};
 use crate::decision::Decision;
@@ -147,6 +148,8 @@ algorithms! {
     SlidingLog(SlidingLogState) = "sliding-log",
     /// A number of leases at the same time.
     Concurrency(ConcurrencyState) = "concurrency",
+    /// Charges in a window that block for a while, longer each time.
+    Lockout(LockoutState) = "lockout",
 }
 
 pub(crate) mod text;
@@ -195,6 +198,14 @@ where
     }
 }
 
+impl TryFrom<LockoutBuilder> for AnyAlgorithm {
+    type Error = ConfigError;
+
+    fn try_from(builder: LockoutBuilder) -> Result<Self, ConfigError> {
+        Ok(builder.build()?.into())
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -214,6 +225,7 @@ mod tests {
             "sliding-counter 9/s",
             "sliding-log 5/s",
             "concurrency 20/30s",
+            "lockout 5/15m block 15m factor 2 longest 1d forget 7d",
         ] {
             let algorithm: AnyAlgorithm = words.parse().expect(words);
             let Step { decision, write } = algorithm.filled(Timestamp::ZERO);

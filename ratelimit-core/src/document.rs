@@ -10,6 +10,7 @@
 //! nothing about the schema, and `ratelimit-cli/ratelimit.schema.json` is written by hand. Property
 //! tests compare it with this parser.
 
+use alloc::borrow::ToOwned;
 use alloc::collections::BTreeMap;
 use alloc::format;
 use alloc::string::{String, ToString};
@@ -42,7 +43,7 @@ struct Document {
 struct Tables(Vec<Limit<AnyAlgorithm>>);
 
 /// The fields of a `[[limit]]`.
-const FIELDS: [&str; 15] = [
+const FIELDS: [&str; 19] = [
     "name",
     "key",
     "when",
@@ -58,10 +59,17 @@ const FIELDS: [&str; 15] = [
     "warn",
     "bucket",
     "rates",
+    "block",
+    "factor",
+    "longest",
+    "forget",
 ];
 
 /// What stands in `when` for the identifiers that must not have a value.
 const NOT: &str = "not";
+
+/// Those that only a lockout has.
+const OF_LOCKOUT: [&str; 4] = ["block", "factor", "longest", "forget"];
 
 /// The fields of one `[[limit]]` written so far, with values of any type, so that an error can name
 /// its limit. `None` stands for a `null`: the field counts as absent.
@@ -475,10 +483,15 @@ impl LimitTable {
         let rates = self.texts("rates", "[\"1000/1s\", \"5000/10s\"]")?.unwrap_or_default();
         let rates = rates.iter().map(|rate| rate.parse::<Rate>().map(|rate| rate.to_string()));
         let rates = rates.collect::<Result<Vec<_>, _>>()?.join(",");
+        let (block, factor) = (self.length("block", "15m")?, self.number("factor", 1)?);
+        let (longest, forget) = (self.length("longest", "1d")?, self.length("forget", "7d")?);
 
         let algorithm = algorithm.ok_or_else(|| {
             Fault::missing(format!("no algorithm; add algorithm = one of {}", algorithm_names()))
         })?;
+        if algorithm != "lockout" {
+            self.without(&OF_LOCKOUT, algorithm, "leave it out, or use lockout")?;
+        }
         if algorithm == "bucketed-window" {
             let instead = "leave it out, or use gcra or token-bucket";
             self.without(&["burst", "debt"], algorithm, instead)?;
@@ -495,6 +508,30 @@ impl LimitTable {
             let rate = rate.ok_or_else(|| {
                 Fault::missing("no rate; add one such as rate = \"10/s\" or rate = \"100/5m\"")
             })?;
+            if algorithm == "lockout" {
+                self.without(&["burst", "debt"], algorithm, "leave it out")?;
+                if block.is_empty() {
+                    return Err(Fault::missing("a lockout needs block = \"15m\""));
+                }
+                let of = |factor: &str, longest: &str, forget: &str| {
+                    let numbers = format!("{rate}{block}{factor}{longest}{forget}");
+                    AnyAlgorithm::of_numbers(algorithm, &numbers)
+                };
+                // Fields that follow may make it right.
+                let or = |given: &str, other: &str| {
+                    if given.is_empty() { other.to_owned() } else { given.to_owned() }
+                };
+                let least = block.replace("block", "longest");
+                return of(&factor, &longest, &forget).map_err(|error| Fault {
+                    error,
+                    may_follow: of(
+                        &or(&factor, " factor 2"),
+                        &or(&longest, &least),
+                        &or(&forget, " forget 1us"),
+                    )
+                    .is_ok(),
+                });
+            }
             let of =
                 |burst: &str| AnyAlgorithm::of_numbers(algorithm, &format!("{rate}{burst}{debt}"));
             // A burst that follows may fit where the count of the rate, which is its default, does
@@ -517,6 +554,14 @@ impl LimitTable {
                 "{field} is {wrong}; write a whole number of at least {least}, without quotes"
             ))),
         }
+    }
+
+    /// A length of time as an algorithm reads it from text, if it is there.
+    fn length(&self, field: &str, such_as: &str) -> Result<String, ConfigError> {
+        let Some(text) = self.text(field, &format!("{such_as:?}"))? else {
+            return Ok(String::new());
+        };
+        Ok(format!(" {field} {}", Period { us: period_us(text)?, times_one: true }))
     }
 
     /// Refuses fields that say nothing of this algorithm.

@@ -308,6 +308,10 @@ macro_rules! __forward_algorithm {
                     match self { $( Self::$Variant(own) => own.has_leases(), )+ }
                 }
 
+                fn denies_abnormal_usage(&self) -> bool {
+                    match self { $( Self::$Variant(own) => own.denies_abnormal_usage(), )+ }
+                }
+
                 fn recovery(&self) -> Option<parts::Recovery> {
                     match self { $( Self::$Variant(own) => own.recovery(), )+ }
                 }

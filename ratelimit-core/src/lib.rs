@@ -26,7 +26,7 @@
 //! | [`RateLimiter`] | asking whether a caller may do something now, at a cost |
 //! | [`Limits`], [`AnyAlgorithm`], [`Rate`] | declaring limits |
 //! | [`Verdict`], [`Decision`] | the answer |
-//! | [`Gcra`], [`TokenBucket`], [`FixedWindow`], [`FirstRequestWindow`], [`WindowLog`], [`SlidingCounter`], [`BucketedWindow`], [`SlidingLog`], [`Concurrency`] | the algorithms |
+//! | [`Gcra`], [`TokenBucket`], [`FixedWindow`], [`FirstRequestWindow`], [`WindowLog`], [`SlidingCounter`], [`BucketedWindow`], [`SlidingLog`], [`Concurrency`], [`Lockout`] | the algorithms |
 //! | [`Stack`] | several limits in one key |
 //! | [`ReservationId`] | leases, and reservations that you settle later |
 //! | [`Algorithm`], [`beside_built_in!`] | writing an algorithm, and limiting by it beside the others |
@@ -170,8 +170,8 @@ mod timestamp;
 mod window;
 
 pub use algorithms::{
-    Algorithm, BucketedWindow, Concurrency, FirstRequestWindow, FixedWindow, Gcra, SlidingCounter,
-    SlidingLog, TokenBucket, WindowLog,
+    Algorithm, BucketedWindow, Concurrency, FirstRequestWindow, FixedWindow, Gcra, Lockout,
+    SlidingCounter, SlidingLog, TokenBucket, WindowLog,
 };
 pub use any_algorithm::AnyAlgorithm;
 #[cfg(feature = "std")]
@@ -204,8 +204,9 @@ pub use timestamp::Timestamp;
 pub mod algorithm {
     pub use crate::algorithms::{
         BucketCount, BucketWindow, BucketedWindowState, ConcurrencyState, CountedWindow,
-        FirstRequestState, FixedWindowState, GcraState, LoggedRequest, MaybeStep, Recovery,
-        SlidingCounterState, SlidingLogState, Step, WindowLogState, Write,
+        FirstRequestState, FixedWindowState, GcraState, LockoutBuilder, LockoutState,
+        LoggedRequest, MaybeStep, Recovery, SlidingCounterState, SlidingLogState, Step,
+        WindowLogState, Write,
     };
     pub use crate::any_algorithm::AnyState;
     pub use crate::builder::{AlgorithmBuilder, FromRate};

@@ -105,6 +105,8 @@ mod tests {
             "sliding-log 5/30d",
             "bucketed-window bucket 1s rates 1000/1s, 5000/10s",
             "concurrency 20/30s",
+            "lockout 5/15m block 15m",
+            "lockout 3/5m block 1m factor 3 longest 1h forget 36h",
         ] {
             let algorithm: AnyAlgorithm = words.parse().expect(words);
             assert_eq!(algorithm.to_string(), words);
@@ -131,6 +133,14 @@ mod tests {
             ("fixed-window 1/d debt 100000", "a smaller debt"),
             ("fixed-window 2/m count attempts", "call count_attempts()"),
             ("bucketed-window 1/s", "bucket 1s rates"),
+            ("lockout 5/15m", "\"5/15m block 15m\""),
+            ("lockout 5/15m block 15m factor", "factor 2 longest 1d forget 7d"),
+            ("lockout 5/15m block 15m factor 2 factor 3", "is not a lockout"),
+            ("lockout 5/15m block 0m", "is not a length of time"),
+            ("lockout 5/15m block 15m factor 0", "a factor of 0"),
+            ("lockout 5/15m block 15m forget 7d", "forget has no meaning if all blocks are equal"),
+            ("lockout 5/15m block 15m factor 2 longest 5m", "write at least 15m"),
+            ("lockout 5/15m block 15m factor 2 forget 52124d", "2^52"),
         ] {
             let message = words.parse::<AnyAlgorithm>().expect_err(words).to_string();
             assert!(message.contains(says), "{words}: {message:?} lacks {says:?}");

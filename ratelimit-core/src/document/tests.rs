@@ -17,6 +17,7 @@ fn every_algorithm_is_read_by_its_name_and_counts_attempts_if_it_can() {
     for name in AnyAlgorithm::NAMES {
         let numbers = match *name {
             "bucketed-window" => "bucket = '1s'\nrates = ['7/5m', '9/10m']",
+            "lockout" => "rate = '7/5m'\nblock = '5m'",
             _ => "rate = '7/5m'",
         };
         let text = format!("[[limit]]\nname = \"a\"\nalgorithm = {name:?}\n{numbers}");
@@ -56,7 +57,8 @@ log/window-log/90s: window-log 5/90s
 buckets/bucketed-window/250ms/10s: bucketed-window bucket 250ms rates 100/1s, 500/10s
 counter/sliding-counter/1m: sliding-counter 100/m
 exact/sliding-log/1s: sliding-log 3/s count attempts
-jobs/concurrency/30s: concurrency 20/30s";
+jobs/concurrency/30s: concurrency 20/30s
+login/lockout/15m: lockout 5/15m block 15m factor 2 longest 1d forget 7d";
 
 #[test]
 fn the_documents_of_a_release_mean_what_they_meant() {
@@ -144,6 +146,22 @@ const WRONG_LIMITS: &[(&str, &[&str])] = &[
         "algorithm = 'concurrency'\nrate = '1/s'\ncount = 'attempts'",
         &["no meaning for concurrency"],
     ),
+    (
+        "algorithm = 'lockout'\nrate = '1/s'\nblock = '1s'\ncount = 'attempts'",
+        &["no meaning for lockout"],
+    ),
+    ("algorithm = 'lockout'\nrate = '1/s'", &["block = \"15m\""]),
+    ("algorithm = 'lockout'\nrate = '1/s'\nblock = 15", &["block is 15", "in quotes"]),
+    ("algorithm = 'lockout'\nrate = '1/s'\nblock = '1s'\nburst = 2", &["burst has no meaning"]),
+    (
+        "algorithm = 'lockout'\nrate = '1/s'\nblock = '1s'\nlongest = '1m'",
+        &["longest has no meaning", "factor of at least 2"],
+    ),
+    (
+        "algorithm = 'lockout'\nfactor = 3\nrate = '1/s'\nblock = '1m'\nlongest = '1s'",
+        &["shorter than the first", "at least 1m", "line 7, column 11"],
+    ),
+    ("algorithm = 'gcra'\nrate = '1/s'\nblock = '1s'", &["block has no meaning for gcra"]),
     ("algorithm = 'bucketed-window'\nrates = ['1/s']", &["bucket = \"1s\""]),
     (
         "algorithm = 'bucketed-window'\nbucket = '2s'\nrates = ['1/s']",
@@ -257,6 +275,10 @@ const ANY: &[Values] = &[
     ("max", &[None, None, Some("'9/5m'"), Some("'bucket 1s rates 7/10m'")]),
     ("bucket", &[Some("'1s'")]),
     ("rates", &[Some("['7/5m', '9/10m']")]),
+    ("block", &[Some("'5m'"), Some("'2d'")]),
+    ("factor", &[None, Some("1"), Some("3")]),
+    ("longest", &[None, Some("'1h'"), Some("'3d'")]),
+    ("forget", &[None, Some("'7d'"), Some("'52000d'"), Some("'52124d'")]),
 ];
 
 /// Each field of which nothing that follows can make right.
@@ -274,12 +296,18 @@ const WRONG: &[(&str, &str)] = &[
     ("max", "9"),
     ("bucket", "'soon'"),
     ("rates", "['0/s']"),
+    ("block", "'soon'"),
+    ("factor", "0"),
+    ("longest", "'0s'"),
+    ("forget", "1"),
 ];
 
 /// The fields of a limit with this algorithm, in any order.
 fn limit_fields() -> impl Strategy<Value = (&'static str, Vec<(&'static str, &'static str)>)> {
     let of_algorithm = |name: &'static str| {
         let has = move |field: &str| match name {
+            "lockout" => !["bucket", "rates", "burst", "debt"].contains(&field),
+            _ if OF_LOCKOUT.contains(&field) => false,
             "bucketed-window" => !["rate", "burst", "debt"].contains(&field),
             "gcra" | "token-bucket" => !["bucket", "rates"].contains(&field),
             "fixed-window" => !["bucket", "rates", "burst"].contains(&field),
@@ -315,6 +343,10 @@ proptest! {
         let plain = |name: &str| of(name).unwrap_or_default().replace(['\'', '[', ']'], "");
         let numbers = match algorithm {
             "bucketed-window" => format!("bucket {} rates {}", plain("bucket"), plain("rates")),
+            "lockout" => {
+                let lengths = ["block", "factor", "longest", "forget"].map(with);
+                plain("rate") + &lengths.concat().replace('\'', "")
+            }
             _ => plain("rate") + &with("burst") + &with("debt"),
         };
         // Text has one order.
@@ -360,6 +392,10 @@ proptest! {
                 "max" if algorithm == "bucketed-window" => *value = "'bucket 1s rates 9/10m'",
                 "max" => *value = "'9/5m'",
                 "count" => *value = "'admitted'",
+                "block" => *value = "'5m'",
+                "factor" => *value = "3",
+                "longest" => *value = "'1h'",
+                "forget" => *value = "'7d'",
                 _ => {}
             }
         }
