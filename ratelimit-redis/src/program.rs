@@ -247,7 +247,7 @@ pub enum Stored {
 }
 
 /// Numbers, without an allocation for those of a state of a few numbers.
-type FewNumbers = SmallVec<[u64; 4]>;
+type FewNumbers = SmallVec<[u64; 6]>;
 
 impl Stored {
     /// What this program stored in a field; `None` if another wrote it.

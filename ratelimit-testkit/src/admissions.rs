@@ -125,6 +125,11 @@ fn most_between(algorithm: &AnyAlgorithm, begin_us: u64, end_us: u64) -> u64 {
         }
         // Any window of this length holds no more than the capacity.
         AnyAlgorithm::SlidingLog(log) => (length_us / log.window_us() + 1).saturating_mul(capacity),
+        // A window may end with its block, and a block with its window.
+        AnyAlgorithm::Lockout(lockout) => {
+            let shortest_us = lockout.window_us().min(lockout.block_us());
+            (length_us / shortest_us + 2).saturating_mul(capacity)
+        }
         // The first window may end, and the last may begin, inside the interval.
         other => (length_us / crate::seeds::full_us(other) + 2).saturating_mul(capacity),
     }

@@ -65,6 +65,7 @@ impl Capability {
         Self::Algorithm(AlgorithmKind::BucketedWindow),
         Self::Algorithm(AlgorithmKind::SlidingCounter),
         Self::Algorithm(AlgorithmKind::Concurrency),
+        Self::Algorithm(AlgorithmKind::Lockout),
     ];
 
     /// What a store has to be able to do to keep this limit.

@@ -13,8 +13,8 @@ use std::sync::{Mutex, PoisonError};
 use ratelimit_core::algorithm::{BucketWindow, Refill};
 use ratelimit_core::store::{Batch, Check, Now, Op};
 use ratelimit_core::{
-    Account as Owing, Algorithm, AnyAlgorithm, BucketedWindow, Clock, Decision, ManualClock,
-    Refusal, Store, Verdict,
+    Account as Owing, Algorithm, AnyAlgorithm, BucketedWindow, Clock, Decision, Lockout,
+    ManualClock, Refusal, Store, Verdict,
 };
 
 use crate::seeds::{full_us, refill};
@@ -123,6 +123,10 @@ fn remaining_parts(algorithm: &AnyAlgorithm, history: &[AccountChange], now_us: 
             // When the clock goes back within the window, more may count than the limit allows.
             (capacity(algorithm) - weighed - of(current)).max(0)
         }
+        AnyAlgorithm::Lockout(lockout) => {
+            let key = LockedKey::of(lockout, history, now_us);
+            if key.until_us > now_us { 0 } else { capacity(algorithm) - key.count }
+        }
         AnyAlgorithm::SlidingLog(_) | AnyAlgorithm::Concurrency(_) => {
             let window_us = full_us(algorithm);
             let counts = |event: &&AccountChange| event.at_us + window_us > at_us;
@@ -157,6 +161,8 @@ fn refundable(algorithm: &AnyAlgorithm, history: &[AccountChange], now_us: u64) 
             let same = |event: &&AccountChange| event.at_us / window_us == at_us / window_us;
             sum(history.iter().filter(same))
         }
+        // A block is not refunded.
+        AnyAlgorithm::Lockout(lockout) => LockedKey::of(lockout, history, now_us).count,
         _ => capacity(algorithm) - remaining_parts(algorithm, history, now_us),
     }
 }
@@ -166,6 +172,10 @@ fn is_whole(algorithm: &AnyAlgorithm, history: &[AccountChange], now_us: u64) ->
     match algorithm {
         // The shortest window may be full again when a longer one is not.
         AnyAlgorithm::BucketedWindow(_) => refundable(algorithm, history, now_us) == 0,
+        AnyAlgorithm::Lockout(lockout) => {
+            let key = LockedKey::of(lockout, history, now_us);
+            (key.count, key.lockouts) == (0, 0)
+        }
         _ => remaining_parts(algorithm, history, now_us) == capacity(algorithm),
     }
 }
@@ -242,6 +252,11 @@ fn after_charge(
     let at_us = match algorithm {
         // Such a window only remembers when it began; requests from before fall into it.
         AnyAlgorithm::FirstRequestWindow(_) | AnyAlgorithm::WindowLog(_) => now_us,
+        // A refund has no time.
+        AnyAlgorithm::Lockout(_) => {
+            let charges = history.iter().filter(|event| event.parts > 0);
+            charges.map(|event| event.at_us).fold(now_us, u64::max)
+        }
         _ => effective_us(&history, now_us),
     };
     let counted = match algorithm {
@@ -267,6 +282,54 @@ fn after_charge(
         history.clear();
     }
     history
+}
+
+/// A key of a lockout, as its charges have left it.
+#[derive(Default)]
+struct LockedKey {
+    start_us: u64,
+    count: i128,
+    newest_us: u64,
+    lockouts: u32,
+    until_us: u64,
+}
+
+impl LockedKey {
+    fn of(lockout: &Lockout, history: &[AccountChange], now_us: u64) -> Self {
+        let mut key = Self::default();
+        for event in history {
+            key.pass_until(lockout, event.at_us);
+            if key.count == 0 {
+                key.start_us = event.at_us;
+            }
+            key.count += event.parts;
+            if event.parts > 0 {
+                (key.newest_us, key.until_us) = (event.at_us, 0);
+            }
+            if key.count >= i128::from(lockout.capacity()) {
+                let mut length_us = u128::from(lockout.block_us());
+                for _ in 0..key.lockouts {
+                    let longer_us = length_us * u128::from(lockout.factor());
+                    length_us = longer_us.min(lockout.longest_us().into());
+                }
+                (key.count, key.lockouts) = (0, key.lockouts + 1);
+                key.until_us = event.at_us + u64::try_from(length_us).expect("at most the longest");
+            }
+        }
+        key.pass_until(lockout, now_us);
+        key
+    }
+
+    /// What ends by then, ends.
+    fn pass_until(&mut self, lockout: &Lockout, now_us: u64) {
+        if now_us >= self.start_us + lockout.window_us() {
+            self.count = 0;
+        }
+        let quiet_us = self.newest_us.max(self.until_us);
+        if self.count == 0 && now_us >= quiet_us + lockout.forget_us() {
+            *self = Self::default();
+        }
+    }
 }
 
 /// The end of a history from which events are taken.

@@ -6,10 +6,11 @@
 
 use std::fmt;
 use std::rc::Rc;
+use std::time::Duration;
 
 use ratelimit_core::{
     Algorithm, AnyAlgorithm, BucketedWindow, Concurrency, ConfigError, FirstRequestWindow,
-    FixedWindow, Gcra, Rate, SlidingCounter, SlidingLog, WindowLog,
+    FixedWindow, Gcra, Lockout, Rate, SlidingCounter, SlidingLog, WindowLog,
 };
 
 use crate::capability::Able;
@@ -30,7 +31,8 @@ macro_rules! __each_algorithm {
             bucketed_window: BucketedWindow,
             sliding_counter: SlidingCounter,
             sliding_log: SlidingLog,
-            concurrency: Concurrency
+            concurrency: Concurrency,
+            lockout: Lockout
         }
     };
 }
@@ -113,11 +115,29 @@ const TINY_OWING: [&str; 4] = [
     "fixed-window 2/3us debt 3",
 ];
 
+/// Lockouts whose blocks are equal, that grow fast, shorter ones than the window, and the ends of
+/// the range.
+const LOCKOUTS: [&str; 8] = [
+    "lockout 3/s block 100ms",
+    "lockout 3/s block 7s",
+    "lockout 5/15m block 15m factor 2 longest 1d forget 7d",
+    "lockout 3/15m block 1m factor 10 longest 1h forget 20m",
+    "lockout 1/15m block 3m factor 3 longest 5m forget 1m",
+    "lockout 9/250ms block 1us factor 4503599627370495 longest 1s forget 3us",
+    "lockout 2/4503599627370495us block 1us factor 2 longest 26062d forget 26062d",
+    "lockout 4503599627370495/s block 1s factor 1000000 longest 1d forget 52123d",
+];
+const TINY_LOCKOUTS: [&str; 3] = [
+    "lockout 1/2us block 1us factor 2 longest 3us forget 2us",
+    "lockout 2/2us block 3us",
+    "lockout 2/3us block 1us factor 3 longest 2us forget 1us",
+];
+
 impl AlgorithmKind {
     /// The algorithms that can count attempts.
     pub const ATTEMPTS: [Self; 7] = {
-        // All but the leases, which stand last.
-        let [attempts @ .., Self::Concurrency] = Self::ALL else { unreachable!() };
+        // All but the leases and the lockout, which stand last.
+        let [attempts @ .., Self::Concurrency, Self::Lockout] = Self::ALL else { unreachable!() };
         attempts
     };
 
@@ -130,7 +150,7 @@ impl AlgorithmKind {
     pub const RESERVATIONS: [Self; 3] = [Self::Gcra, Self::FixedWindow, Self::Concurrency];
 
     /// An algorithm of this kind at this rate; one without a burst ignores it. A bucketed window
-    /// has a second, longer window.
+    /// has a second, longer window. A lockout blocks for a window at first, and for five at most.
     ///
     /// # Panics
     /// If the numbers do not form a valid limit.
@@ -145,6 +165,11 @@ impl AlgorithmKind {
             Self::WindowLog => WindowLog::new(rate).map(AnyAlgorithm::from),
             Self::SlidingLog => SlidingLog::new(rate).map(AnyAlgorithm::from),
             Self::Concurrency => Concurrency::new(rate).map(AnyAlgorithm::from),
+            Self::Lockout => {
+                let window = Duration::from_micros(rate.period_us());
+                let lockout = Lockout::new(rate, window).factor(2).longest(window * 5);
+                lockout.forget(window * 3).build().map(AnyAlgorithm::from)
+            }
         }
         .expect("the seed table holds only limits that can be built")
     }
@@ -165,12 +190,13 @@ impl AlgorithmKind {
     #[must_use]
     pub fn seeds(self) -> Vec<AnyAlgorithm> {
         let mut seeds = self.of_rates(BUCKETS, WINDOWS);
-        seeds.extend(self.owing(&OWING));
+        seeds.extend(self.own_of(&OWING));
+        seeds.extend(self.own_of(&LOCKOUTS));
         seeds
     }
 
     /// Those of these limits that are of this algorithm.
-    fn owing(self, words: &[&str]) -> impl Iterator<Item = AnyAlgorithm> {
+    fn own_of(self, words: &[&str]) -> impl Iterator<Item = AnyAlgorithm> {
         let algorithms = words.iter().map(|words| words.parse().expect("only limits stand there"));
         algorithms.filter(move |algorithm| Self::from_algorithm(algorithm) == self)
     }
@@ -205,7 +231,7 @@ impl AlgorithmKind {
                 [2, 3].map(|us| self.algorithm(rate(capacity, us), 0))
             }
         });
-        plain.chain(self.owing(&TINY_OWING)).collect()
+        plain.chain(self.own_of(&TINY_OWING)).chain(self.own_of(&TINY_LOCKOUTS)).collect()
     }
 }
 
@@ -362,6 +388,9 @@ pub(crate) fn full_us(algorithm: &AnyAlgorithm) -> u64 {
         AnyAlgorithm::WindowLog(log) => log.window_us(),
         AnyAlgorithm::SlidingLog(log) => log.window_us(),
         AnyAlgorithm::Concurrency(leases) => leases.lease_us(),
+        AnyAlgorithm::Lockout(lockout) => {
+            (lockout.longest_us() + lockout.forget_us()).max(lockout.window_us())
+        }
     }
 }
 
@@ -376,7 +405,8 @@ pub(crate) fn aligned_us(algorithm: &AnyAlgorithm) -> Option<u64> {
         | AnyAlgorithm::FirstRequestWindow(_)
         | AnyAlgorithm::WindowLog(_)
         | AnyAlgorithm::SlidingLog(_)
-        | AnyAlgorithm::Concurrency(_) => None,
+        | AnyAlgorithm::Concurrency(_)
+        | AnyAlgorithm::Lockout(_) => None,
     }
 }
 

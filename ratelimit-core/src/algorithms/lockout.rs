@@ -128,7 +128,8 @@ impl Lockout {
 
     /// When a state is forgotten: with its window, or once its blocks are.
     fn ends_us(&self, state: &LockoutState) -> u64 {
-        let window_us = if state.until_us == 0 { state.start.as_us() + self.window_us } else { 0 };
+        let counts = state.until_us == 0 && state.count > 0;
+        let window_us = if counts { state.start.as_us() + self.window_us } else { 0 };
         let quiet_us = state.newest.as_us().max(state.until_us);
         if state.lockouts == 0 { window_us } else { window_us.max(quiet_us + self.forget_us) }
     }
@@ -214,6 +215,8 @@ impl Lockout {
         if state.until_us > 0 {
             (after.lockouts, after.until_us) = (state.lockouts.saturating_sub(1), 0);
             after.ends_us = self.ends_us(&after);
+        } else if after.count == 0 {
+            after.ends_us = self.ends_us(&after).min(state.ends_us);
         }
         if (after.count, after.lockouts) == (0, 0) || after.ends_us <= now.as_us() {
             return Write::Remove;
@@ -273,7 +276,9 @@ impl Algorithm for Lockout {
             Write::Keep
         } else {
             let after = self.charged(standing, now, charge);
-            let ends_us = written.map_or(0, |written| written.ends_us).max(after.ends_us);
+            // The other limit may remember it for longer.
+            let longer = written.filter(|written| standing.ends_us < written.ends_us);
+            let ends_us = longer.map_or(0, |written| written.ends_us).max(after.ends_us);
             Write::until(LockoutState { ends_us, ..after }, ends_us)
         };
         Some(self.allowed(state, (now, cost), write))
@@ -295,10 +300,13 @@ impl Algorithm for Lockout {
         Some(self.allowed(Some(state), (now, reservation.cost), write))
     }
 
-    /// Blocks a new key for the longest time.
+    /// Blocks a new key for the longest time; or uses a window up that is remembered for longer.
     fn filled(&self, now: Timestamp) -> Step<Self::State> {
         let often = LockoutState { lockouts: MOST_LOCKOUTS, ..self.standing(None, now) };
-        let after = self.charged(often, now, self.limit);
+        let blocked = self.charged(often, now, self.limit);
+        let used_up = LockoutState { until_us: 0, ..blocked };
+        let used_up = LockoutState { ends_us: self.ends_us(&used_up), ..used_up };
+        let after = if blocked.ends_us < used_up.ends_us { used_up } else { blocked };
         self.allowed(None, (now, self.limit), Write::until(after, after.ends_us))
     }
 

@@ -11,7 +11,7 @@ start, count, newest, lockouts, until_us, ends_us = now, 0, now, 0, 0, now
 
 --- full
 -- As one that has been blocked so often that the next block is the longest.
-lockouts, ends_us = 64, now + 1
+lockouts, ends_us = -1, now + 1
 
 --- valid
 start < 2^52 and newest < 2^52
@@ -27,15 +27,19 @@ local function length_us(nth)
 end
 -- When all is forgotten: with the window, or once the blocks are.
 local function forgotten_us()
-  local window = until_us == 0 and start + window_us or 0
+  local window = until_us == 0 and count > 0 and start + window_us or 0
   if lockouts == 0 then return window end
   return math.max(window, math.max(newest, until_us) + forget_us)
 end
-local written_us, blocked_us, foreign = ends_us, until_us, nil
+local written_us, blocked_us, foreign, outlasts = ends_us, until_us, nil, false
+-- A key that is filled may be remembered for longer by its window.
+local blocks = lockouts >= 0 or longest_us + forget_us >= window_us
+if lockouts < 0 then lockouts = 64 end
 -- A block and what is remembered of it last no longer than by this limit, nor than by the one that
 -- wrote the state.
 if until_us > 0 then until_us = math.min(until_us, newest + length_us(lockouts)) end
 ends_us = math.min(ends_us, forgotten_us())
+outlasts = ends_us < written_us and now < written_us
 if now < ends_us and now < until_us then
   if count < capacity then count = capacity end
 else
@@ -56,7 +60,7 @@ if after > used then
   newest = math.max(now, newest)
   if after >= capacity then
     lockouts = math.min(lockouts + 1, 64)
-    until_us = newest + length_us(lockouts)
+    if blocks then until_us = newest + length_us(lockouts) end
   end
   ends_us = forgotten_us()
 elseif until_us > 0 then
@@ -64,7 +68,7 @@ elseif until_us > 0 then
   lockouts, until_us = math.max(lockouts - 1, 0), 0
   ends_us = forgotten_us()
 else
-  ends_us = written_us
+  ends_us = count > 0 and written_us or math.min(written_us, forgotten_us())
 end
 expires = ends_us
 
@@ -76,12 +80,11 @@ start
 if made and made ~= start or not made and until_us > 0 then charge = 0 end
 
 --- carry
-if after > used and now < written_us then
-  -- Another limit may still block, or remember for longer.
-  if foreign then
-    start, count, newest, lockouts = unpack(foreign)
-    until_us, ends_us = blocked_us, written_us
-  end
+-- Another limit may still block, or remember for longer.
+if after > used and foreign then
+  start, count, newest, lockouts = unpack(foreign)
+  until_us, ends_us, expires = blocked_us, written_us, written_us
+elseif after > used and outlasts then
   ends_us = math.max(ends_us, written_us)
   expires = ends_us
 end

@@ -10,6 +10,9 @@ if stored0 then
   if not (name0 == '--[[name]] ' and --[[valid]]) then error(CORRUPT0) end
 else
   --[[fresh]]
+  if act0 == 'full' then
+    --[[full]]
+  end
 end
 if shows0 then show0(stored0 or '', stored0 and '--[[bytes]]:' or '0:') end
 if act0 or pass0 == 1 then

@@ -6,12 +6,12 @@
 
 use ratelimit_core::algorithm::{
     AnyState, BucketCount, BucketedWindowState, ConcurrencyState, FirstRequestState,
-    FixedWindowState, GcraState, LoggedCost, LoggedRequest, MAX_INTEGER, Refill,
+    FixedWindowState, GcraState, LockoutState, LoggedCost, LoggedRequest, MAX_INTEGER, Refill,
     SlidingCounterState, SlidingLogState, WindowLogState,
 };
 use ratelimit_core::{
     Algorithm, AnyAlgorithm, BucketedWindow, Concurrency, FirstRequestWindow, FixedWindow, Gcra,
-    SlidingCounter, SlidingLog, Timestamp, WindowLog,
+    Lockout, SlidingCounter, SlidingLog, Timestamp, WindowLog,
 };
 
 use super::{Keeps, LuaProgram, MAX_PARAMETERS, Program, Stored, Twin};
@@ -454,6 +454,38 @@ impl BuiltIn for Concurrency {
     }
 }
 
+stored_as_numbers!(Lockout: LockoutState { start, count, newest, lockouts, until_us, ends_us });
+
+impl BuiltIn for Lockout {
+    const PROGRAM: &'static Program = {
+        static LOCKOUT: Program = Program::of_numbers(
+            "lockout",
+            <LockoutState as Numbers>::NAMES,
+            &["window_us", "block_us", "factor", "longest_us", "forget_us"],
+            include_str!("../lua/lockout.lua"),
+        );
+        &LOCKOUT
+    };
+
+    fn twin(&self) -> Twin {
+        let (longest_us, forget_us) = (self.longest_us(), self.forget_us());
+        let parameters = [self.window_us(), self.block_us(), self.factor(), longest_us, forget_us];
+        Twin::new(Self::PROGRAM, self.capacity(), parameters)
+    }
+
+    fn of_numbers(numbers: &[u64]) -> Option<LockoutState> {
+        Numbers::of(numbers)
+    }
+
+    fn newest(state: &LockoutState) -> Option<Timestamp> {
+        Some(state.newest)
+    }
+
+    fn in_transaction(&self) -> Option<&dyn MultiProgram<State = LockoutState>> {
+        None
+    }
+}
+
 /// Writes what tells the algorithms apart. The compiler asks for the row of each variant.
 macro_rules! built_in {
     ($($algorithm:ident),+ $(,)?) => {
@@ -556,4 +588,5 @@ built_in!(
     SlidingCounter,
     SlidingLog,
     Concurrency,
+    Lockout,
 );

@@ -9,6 +9,10 @@ use ratelimit_testkit::{AlgorithmHarness, AlgorithmKind, Instance, algorithm_con
 fn recovers_within_us(algorithm: &AnyAlgorithm) -> Option<u64> {
     match algorithm {
         AnyAlgorithm::SlidingCounter(counter) => Some(2 * counter.window_us()),
+        // A window may be remembered for longer than the block that it begins.
+        AnyAlgorithm::Lockout(lockout) => {
+            Some((lockout.longest_us() + lockout.forget_us()).max(lockout.window_us()))
+        }
         _ => None,
     }
 }
