@@ -112,6 +112,17 @@ fn fields(limit: &Limit<AnyAlgorithm>, state: Option<&AnyState>) -> Value {
         }
         AnyState::SlidingLog(state) => json!({ "entries": entries(&state.entries) }),
         AnyState::Concurrency(state) => json!({ "leases": entries(&state.entries) }),
+        AnyState::Lockout(state) => {
+            let mut fields = json!({
+                "start_us": state.start.as_us(), "count": state.count,
+                "newest_us": state.newest.as_us(), "lockouts": state.lockouts,
+                "ends_us": state.ends_us,
+            });
+            if state.until_us > 0 {
+                fields["locked_out_until_us"] = state.until_us.into();
+            }
+            fields
+        }
     }
 }
 

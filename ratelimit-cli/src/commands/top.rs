@@ -198,9 +198,10 @@ fn table(args: &TopArgs, limits: &Limits<AnyAlgorithm>, found: &ScanResult) -> S
         let Limited { place, caller, wait_us, decision } = limited;
         let limit = &limits.as_slice()[*place];
         let shadow = if limit.is_shadow() { " (shadow)" } else { "" };
+        let locked_out = if is_locked_out(limit, decision) { " (locked out)" } else { "" };
         vec![
             printable(&arguments(limit, caller), NAME_CHARS),
-            format!("{}{shadow}", limit.name()),
+            format!("{}{locked_out}{shadow}", limit.name()),
             count(decision.remaining),
             count(decision.limit),
             duration(*wait_us),
@@ -218,6 +219,11 @@ fn table(args: &TopArgs, limits: &Limits<AnyAlgorithm>, found: &ScanResult) -> S
         plural(found.keys, "key", "keys"),
     );
     list(&table, &summary, &notes(args, found))
+}
+
+/// Whether a lockout blocks the caller, so that no cost is admitted.
+fn is_locked_out(limit: &Limit<AnyAlgorithm>, decision: &Decision) -> bool {
+    matches!(limit.algorithm(), AnyAlgorithm::Lockout(_)) && decision.remaining == 0
 }
 
 /// A caller as `inspect` takes it: `alice`, or `ip=192.0.2.7 path=/login`.
@@ -245,6 +251,7 @@ fn lines(args: &TopArgs, limits: &Limits<AnyAlgorithm>, found: &ScanResult) -> S
             "value": caller, "identifiers": limit.identifier_names().collect::<Vec<_>>(),
             "name": limit.name(), "shadow": limit.is_shadow(), "limit": decision.limit,
             "remaining": decision.remaining, "retry_after_us": wait_us,
+            "locked_out": is_locked_out(limit, decision),
         })
     };
     let totals = json!({

@@ -51,6 +51,9 @@ fn policy() -> String {
         limit if *name == "bucketed-window" => {
             limit.replace("rate = \"3/h\"", "bucket = \"1h\"\nrates = [\"3/h\"]")
         }
+        limit if *name == "lockout" => {
+            limit.replace("rate = \"3/h\"", "rate = \"3/h\"\nblock = \"1h\"")
+        }
         limit => limit,
     };
     let policy: String = AnyAlgorithm::NAMES.iter().map(of_each).collect();
@@ -96,8 +99,8 @@ fn the_help_of_each_command_names_every_field_of_its_json() {
     }
     let states =
         ["tat_us", "tokens", "start_us", "buckets", "previous", "entries", "metadata", "leases"];
-    on_server(&["inspect", "ip=a", "user=b"], &states);
-    on_server(&["top"], &["value", "identifiers", "hidden_keys", "skipped", "max_keys_reached"]);
+    on_server(&["inspect", "ip=a", "user=b"], &[&states[..], &["locked_out_until_us"]].concat());
+    on_server(&["top"], &["value", "identifiers", "locked_out", "skipped", "max_keys_reached"]);
     // A state from the future of the server's clock.
     let future = [4_000_000_000_000_000, 0, 3_999_999_999_999_999];
     write_gcra(&server, "rl:1::{a}", "gcra", future);

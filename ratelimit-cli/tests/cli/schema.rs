@@ -15,7 +15,7 @@ use crate::common::{Scene, workspace};
 
 /// What a schema cannot say: a document that it accepts, and a part of the error by which the
 /// parser refuses it.
-const UNSAYABLE: [(&str, &str); 11] = [
+const UNSAYABLE: [(&str, &str); 13] = [
     (
         r#"[{"name":"a","algorithm":"gcra","rate":"1/s"},{"name":"a","algorithm":"gcra","rate":"1/s"}]"#,
         "two limits have this name",
@@ -46,6 +46,14 @@ const UNSAYABLE: [(&str, &str); 11] = [
     (
         r#"[{"name":"a","key":["ip"],"algorithm":"gcra","rate":"1/s","when":{"not":{"ip":"*"}}}]"#,
         "it never applies",
+    ),
+    (
+        r#"[{"name":"a","algorithm":"lockout","rate":"1/s","block":"2s","factor":2,"longest":"1s"}]"#,
+        "is shorter than the first",
+    ),
+    (
+        r#"[{"name":"a","algorithm":"lockout","rate":"1/s","block":"2s","factor":2,"forget":"52124d"}]"#,
+        "that is remembered, need integers above 2^52",
     ),
     // JSON Schema knows no difference between 20 and 20.0.
     (r#"[{"name":"a","algorithm":"gcra","rate":"1/s","burst":20.0}]"#, "burst is 20.0"),
@@ -223,6 +231,10 @@ fn values() -> [Value; 2] {
         "warn": [null, "80%", "1%", "0100%"],
         "bucket": [null, "1s", " 05 ms "],
         "rates": [null, rates(1), rates(4)],
+        "block": [null, "1s", " 05 ms "],
+        "factor": [null, 1, 2],
+        "longest": [null, "1h", " 05 m "],
+        "forget": [null, "7d", " 05 ms "],
     });
     let refused = json!({
         "name": [null, "", "a b", "é", long(65), 1],
@@ -245,6 +257,10 @@ fn values() -> [Value; 2] {
         "warn": ["0%", "101%", "80", "8.5%", " 80%", "%", "", 80],
         "bucket": ["", "0s", "1", 1],
         "rates": [[], rates(5), ["1/s", "0/s"], ["1/s", 1], "1/s"],
+        "block": ["", "0s", "1", 1],
+        "factor": [0, -1, 1.5, "2", 1_u64 << 52],
+        "longest": ["", "0s", "1", 1],
+        "forget": ["", "0s", "1", 1],
         "brust": [1],
         "Name": ["a"],
     });
@@ -269,6 +285,7 @@ fn both_refuse_each_mistake_and_agree_on_any_two_options_of_each_algorithm() {
         let with = |changes: &[(&str, &Value)]| {
             let mut limit = match *name {
                 "bucketed-window" => json!({ "bucket": "1s", "rates": ["1/s"] }),
+                "lockout" => json!({ "rate": "1/s", "block": "1s", "factor": 2 }),
                 _ => json!({ "rate": "1/s" }),
             };
             (limit["name"], limit["algorithm"]) = (json!("a"), json!(name));

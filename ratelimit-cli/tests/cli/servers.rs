@@ -12,7 +12,8 @@ use crate::common::{Scene, limit, write_gcra};
 
 /// A limit of this name, by these identifiers, of this algorithm, with room for so many.
 fn document_with_room(name: &str, key: &str, algorithm: &str, room: u64, more: &str) -> String {
-    let document = limit(name, key, &format!("{algorithm} {room}/h"), more);
+    let block = if algorithm == "lockout" { "block = \"1h\"\n" } else { "" };
+    let document = limit(name, key, &format!("{algorithm} {room}/h"), &(block.to_owned() + more));
     if algorithm != "bucketed-window" {
         return document;
     }

@@ -53,6 +53,7 @@ pub(crate) const NATIVE: [&str; 4] =
 fn slow(name: &str, count: u64) -> String {
     match name {
         "bucketed-window" => format!("{name} bucket 10d rates {count}/3650d, {}/7300d", 3 * count),
+        "lockout" => format!("{name} {count}/3650d block 3650d"),
         _ => format!("{name} {count}/3650d"),
     }
 }

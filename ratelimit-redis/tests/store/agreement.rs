@@ -134,6 +134,8 @@ impl AlgorithmHarness for Largest {
             "sliding-counter 4503599627370495/h count attempts",
             "window-log 3/4503599627370495us",
             "concurrency 3/4503599627370495us",
+            "lockout 2/4503599627370495us block 1us factor 4503599627370495 longest 26062d forget 26062d",
+            "lockout 4503599627370495/h block 4503599627370495us",
         ]);
         limits.extend(LargestNative::limits());
         limits
@@ -182,6 +184,7 @@ impl AlgorithmHarness for Stacks {
                 "concurrency 3/2s",
             ],
             &["window-log 3/s", "sliding-log 5/s", "token-bucket 3/s burst 4"],
+            &["lockout 3/s block 2s factor 2 longest 9s forget 5s", "gcra 3/s burst 4"],
         ]
         .map(|texts| {
             let limits = texts.iter().map(|text| text.parse().expect(text));
@@ -239,6 +242,7 @@ fn reservations_are_kept_as_the_pure_step_keeps_them() {
         ("concurrency 3/2s", "concurrency 2/2s"),
         ("gcra 3/s burst 4 count attempts", "gcra 4/s burst 4 count attempts"),
         ("window-log 3/s", "window-log 3/s"),
+        ("lockout 2/s block 1s factor 2", "lockout 3/s block 3s"),
         ("gcra 1000000007/30d burst 1000000007", "gcra 5000000/s burst 2"),
     ];
     let named = |(n, text)| limit(&format!("l{n}"), text);

@@ -469,7 +469,7 @@ impl Place {
 }
 
 fn spoilt() -> impl Strategy<Value = Spoilt> {
-    let several = proptest::collection::vec(numbers(), 2..6);
+    let several = proptest::collection::vec(numbers(), 2..8);
     let bytes = proptest::collection::vec((0..64_usize, any::<u8>()), 1..4);
     prop_oneof![
         (select(AnyAlgorithm::NAMES), several)

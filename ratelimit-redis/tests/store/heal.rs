@@ -19,6 +19,7 @@ fn later(hours: u64) -> Now {
 fn limits(names: &[&str], counting: &str) -> Limits<AnyAlgorithm> {
     let text = |name: &str| match name {
         "bucketed-window" => format!("{name} bucket 6m rates 10/1h, 30/2h{counting}"),
+        "lockout" => format!("{name} 10/h block 30m factor 2 longest 1h forget 30m"),
         _ => format!("{name} 10/h{counting}"),
     };
     Limits::new(names.iter().map(|name| limit(name, &text(name)))).expect("limits")
