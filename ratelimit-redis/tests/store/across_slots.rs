@@ -274,6 +274,40 @@ async fn a_lost_reply_to_a_read_only_request_is_no_charge() {
     }
 }
 
+/// The charge that reaches alice's count blocks her, and is taken back because bob was blocked
+/// between both waves.
+#[tokio::test]
+async fn a_lockout_whose_charge_is_taken_back_leaves_no_block() {
+    let failures = || limit("failures", "lockout 3/h block 1h factor 2");
+    for place in 0..2 {
+        let (server, limit) = (server(), failures());
+        let quiet = in_every_mode(&split(&server, |_| Fate::Sent).await)[place].1.clone();
+        let begun = [(&limit, "alice", 2)];
+        let _ = apply_admitted(&quiet, &begun, Op::Acquire, None).await;
+        let connection = meddling_connection(&server).await.clustered();
+        let needed = (Arc::clone(&quiet), Arc::new(AtomicBool::new(false)));
+        let connection = connection.before_with(needed, move |(aside, seen), words| async move {
+            let charges = words.has_any([&["reserve"][..], &["put", "SET"]][place]);
+            if charges && words.about("bob") && !seen.swap(true, Ordering::SeqCst) {
+                let limit = failures();
+                let _ = apply_admitted(&aside, &[(&limit, "bob", 3)], Op::Acquire, None).await;
+            }
+            Fate::Sent
+        });
+        let (mode, store) = in_every_mode(&over(patient(), connection))[place].clone();
+        let both = [(&limit, "alice", 1), (&limit, "bob", 1)];
+        let verdict = apply(&store, &both, Op::Acquire, None).await.expect("decides");
+        assert_eq!(verdict.denied_by().collect::<Vec<_>>(), [1], "{mode}");
+        assert_eq!(verdict.decisions()[0].remaining, 1, "{mode}");
+        // Her first lockout is still to come.
+        let _ = apply_admitted(&quiet, &[(&limit, "alice", 1)], Op::Acquire, None).await;
+        let blocked = apply(&quiet, &[(&limit, "alice", 1)], Op::Peek, None).await;
+        let wait = blocked.expect("decides").retry_after().expect("it ends");
+        let hour = Duration::from_secs(3_600);
+        assert!(!wait.is_zero() && wait <= hour, "{mode}: {wait:?}");
+    }
+}
+
 /// The first call charges alice and is denied by bob. Before it returns its charge, the same
 /// request is repeated under the same id, and bob has a place again. What the second call returned
 /// is charged.
