@@ -5,7 +5,7 @@ use std::time::{Duration, SystemTime};
 
 use http::header::{HeaderName, HeaderValue, RETRY_AFTER};
 use http::{HeaderMap, Response};
-use ratelimit_core::{Clock, ConfigError, Gcra, Limit, SystemClock};
+use ratelimit_core::{Algorithm, Clock, ConfigError, Gcra, Limit, SystemClock};
 
 /// The names of the fields about a limit, what remains of it and its reset: the words are between
 /// this and that.
@@ -102,7 +102,9 @@ struct Shown {
     name: Option<Box<str>>,
     unit: Option<Unit>,
     is_hidden: bool,
-    is_abnormal: bool,
+    /// Set for a limit that is no [`Lockout`](ratelimit_core::Lockout) but means abnormal usage, or
+    /// the other way round.
+    is_abnormal: Option<bool>,
 }
 
 /// Which header fields an answer has, and what they say of each limit.
@@ -210,9 +212,15 @@ impl Fields {
 
     /// The same, where a denial by the limit of this name means that the client behaves abnormally,
     /// such as a limit that counts failed logins: the problem type is `abnormal-usage-detected`
-    /// then, and not `quota-exceeded`.
+    /// then, and not `quota-exceeded`. A [`Lockout`](ratelimit_core::Lockout) means that by itself.
     pub fn abnormal_usage(self, limit: &str) -> Self {
-        self.with(limit, |shown| shown.is_abnormal = true)
+        self.with(limit, |shown| shown.is_abnormal = Some(true))
+    }
+
+    /// The same, where a denial by the limit of this name means that a quota is exceeded, although
+    /// it is a [`Lockout`](ratelimit_core::Lockout).
+    pub fn exceeded_quota(self, limit: &str) -> Self {
+        self.with(limit, |shown| shown.is_abnormal = Some(false))
     }
 
     /// The same with this change of what clients see of a limit.
@@ -238,8 +246,9 @@ impl Fields {
     }
 
     /// Whether a denial by this limit is [abnormal usage](Self::abnormal_usage).
-    pub(crate) fn is_abnormal(&self, limit: &str) -> bool {
-        self.settings_of(limit).is_some_and(|shown| shown.is_abnormal)
+    pub(crate) fn is_abnormal<A: Algorithm>(&self, limit: &Limit<A>) -> bool {
+        let set = self.settings_of(limit.name()).and_then(|shown| shown.is_abnormal);
+        set.unwrap_or_else(|| limit.algorithm().denies_abnormal_usage())
     }
 
     /// The wait until the end of a window, and its jitter.

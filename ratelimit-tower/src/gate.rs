@@ -339,7 +339,7 @@ impl<S: Store<A>, A: Quota + 'static> Gate<S, A> {
             };
             let is_end = deciding.named(verdict).any(is_end);
             let wait_us = longest_us.map(|us| if is_end { fields.with_jitter(us) } else { us });
-            let is_abnormal = denied().any(|decided| fields.is_abnormal(decided.name()));
+            let is_abnormal = denied().any(|decided| fields.is_abnormal(decided.configured()));
             let reason = if is_abnormal { Reason::AbnormalUsage } else { Reason::QuotaExceeded };
             (reason, wait_us, self.tell(deciding, caller, verdict))
         };

@@ -53,6 +53,26 @@ async fn a_hidden_limit_is_in_no_field_and_no_problem_and_denies_as_before() {
 }
 
 #[tokio::test]
+async fn a_lockout_means_abnormal_usage_until_its_block_ends() {
+    let rows = [("login", "lockout 2/5m block 15m factor 2", "ip"), ("all", "gcra 9/m", "ip")];
+    for (fields, problem) in [
+        (Fields::new(), "#abnormal-usage-detected"),
+        (Fields::new().exceeded_quota("login"), "#quota-exceeded"),
+    ] {
+        let app = hello().layer(layer(&rows).fields(fields));
+        for _ in 0..2 {
+            assert_eq!(send(&app, request("/")).await.status, 200);
+        }
+        let denied = send(&app, request("/")).await;
+        assert_eq!((denied.status, &*denied.field("retry-after")), (429, "900"));
+        assert_eq!(denied.field("ratelimit"), r#""login";r=0;t=900, "all";r=7;t=7"#);
+        assert_eq!(denied.violated_limits(), ["login"]);
+        let kind = denied.problem()["type"].as_str().unwrap().to_owned();
+        assert!(kind.ends_with(problem), "{kind}");
+    }
+}
+
+#[tokio::test]
 async fn clients_of_a_window_that_ends_return_at_different_times_and_never_too_early() {
     let fields = || Fields::new().jitter(Duration::from_secs(60));
     let waits = async |rows: Rows<'_>, cost| {
