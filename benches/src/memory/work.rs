@@ -9,8 +9,9 @@ use std::time::Duration;
 use ratelimit_core::algorithm::InMemory;
 use ratelimit_core::store::{Batch, Check};
 use ratelimit_core::{
-    BucketedWindow, Concurrency, FirstRequestWindow, FixedWindow, Gcra, Leased, Limit, Rate,
-    RateLimiter, SlidingCounter, SlidingLog, Stack, SyncStore, TokenBucket, Verdict, WindowLog,
+    BucketedWindow, Concurrency, FirstRequestWindow, FixedWindow, Gcra, Leased, Limit, Lockout,
+    Rate, RateLimiter, SlidingCounter, SlidingLog, Stack, SyncStore, TokenBucket, Verdict,
+    WindowLog,
 };
 use ratelimit_memory::MemoryStore;
 
@@ -114,6 +115,7 @@ fn algorithms(allowed: bool) -> Fallible<Vec<NamedSubject>> {
         ("sliding-counter", one(SlidingCounter::new(window)?)?),
         ("bucketed-window", one(BucketedWindow::new(1_000_000, &[rate(many, 60_000_000)?])?)?),
         ("sliding-log", one(SlidingLog::new(rate(many, SHORT_US)?)?)?),
+        ("lockout", one(Lockout::new(window, Duration::from_secs(3_600)).build()?)?),
         ("window-log", one(WindowLog::new(rate(MOST_LOGGED, SHORT_US)?)?)?),
         (LEASES, leases(lease)?),
     ])

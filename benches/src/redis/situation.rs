@@ -5,8 +5,8 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use ratelimit_core::{
     AnyAlgorithm, BucketedWindow, Concurrency, FirstRequestWindow, FixedWindow, Gcra, Limit,
-    Limits, Rate, RateLimiter, ReservationId, SlidingCounter, SlidingLog, Store, Timestamp,
-    TokenBucket, WindowLog,
+    Limits, Lockout, Rate, RateLimiter, ReservationId, SlidingCounter, SlidingLog, Store,
+    Timestamp, TokenBucket, WindowLog,
 };
 
 use crate::keys::CallerKey;
@@ -35,7 +35,7 @@ pub(super) struct Situation {
 }
 
 /// The algorithms of the single limits.
-pub(super) const ALGORITHMS: [&str; 9] = [
+pub(super) const ALGORITHMS: [&str; 10] = [
     "gcra",
     "token-bucket",
     "fixed-window",
@@ -45,6 +45,7 @@ pub(super) const ALGORITHMS: [&str; 9] = [
     "sliding-log",
     "window-log",
     "concurrency",
+    "lockout",
 ];
 
 /// An algorithm, and the earlier charges.
@@ -83,6 +84,10 @@ fn charged_algorithm(algorithm: &str, admits: bool) -> Fallible<ChargedAlgorithm
         }
         "concurrency" => {
             (Concurrency::new(rate(if admits { "20/1h" } else { "10/1h" })?)?.into(), ten())
+        }
+        "lockout" => {
+            let lockout = Lockout::new(window()?, WINDOW).factor(2).longest(WINDOW * 2);
+            (lockout.build()?.into(), now(window_cost))
         }
         other => return Err(format!("no algorithm is called {other}").into()),
     })

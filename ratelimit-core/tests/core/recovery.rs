@@ -11,6 +11,7 @@ fn a_fixed_window_recovers_at_its_reset_and_a_bucket_before() {
         ("fixed-window 20/s", Some(Recovery::AtReset)),
         ("concurrency 20/s", None),
         ("sliding-counter 20/s", None),
+        ("lockout 20/s block 1s", None),
     ] {
         let limit: AnyAlgorithm = words.parse().expect(words);
         assert_eq!(limit.recovery(), recovery, "{words}");

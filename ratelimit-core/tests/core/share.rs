@@ -33,6 +33,7 @@ fn a_share_divides_bursts_counts_and_debts_rounded_down_and_rates_exactly() {
             "bucketed-window bucket 1s rates 1/1s, 5/10s",
         ),
         ("concurrency 20/30s", 3, "concurrency 6/30s"),
+        ("lockout 5/15m block 15m", 2, "lockout 2/15m block 15m"),
         ("gcra 10/s burst 20 debt 31", 4, "gcra 5/2s burst 5 debt 7"),
         ("token-bucket 10/s burst 20 debt 4", 2, "token-bucket 5/s burst 10 debt 2"),
         ("fixed-window 10/s debt 7", 3, "fixed-window 3/s debt 2"),
@@ -130,6 +131,10 @@ fn words(kinds: std::ops::Range<usize>) -> impl Strategy<Value = String> {
             3 => format!("sliding-log {count}/{period_us}us"),
             4 => format!("first-request-window {count}/{period_us}us"),
             5 => format!("window-log {count}/{period_us}us"),
+            6 => {
+                let (rate, block_us) = (format!("{count}/{period_us}us"), period_us * burst);
+                format!("lockout {rate} block {block_us}us factor 2 longest 1h forget 1s")
+            }
             _ => format!("bucketed-window bucket 100us rates {count}/{}us", 100 * burst),
         }
     })
@@ -172,7 +177,7 @@ proptest! {
     /// What the nodes admit in a span is then no more than what the limit may admit in one.
     #[test]
     fn what_a_share_of_a_stack_admits_the_stack_admits_of_all_nodes_at_once(
-        stack in stacks(0..7),
+        stack in stacks(0..8),
         nodes in 1..6_u64,
         requests in requests(),
     ) {

@@ -293,6 +293,7 @@ async fn requests_that_cannot_be_served_go_to_the_store_as_they_are() {
         "first-request-window 50/d",
         "window-log 50/d",
         "concurrency 50/d",
+        "lockout 50/d block 1d",
         "fixed-window 50/d count attempts",
     ] {
         let limit = limit("other", words);

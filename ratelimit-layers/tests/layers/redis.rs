@@ -31,6 +31,7 @@ async fn a_store_says_what_it_saw_merged_or_not() {
             "fixed-window 3/30d",
             "first-request-window 3/h",
             "sliding-counter 3/30d",
+            "lockout 3/h block 1h factor 2",
         ] {
             let (limit, key) = (limit("l", words), format!("{merge} {words}"));
             let ask = || {

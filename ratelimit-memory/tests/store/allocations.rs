@@ -73,6 +73,7 @@ fn no_operation_on_a_known_key_allocates_admitted_or_denied() {
         "fixed-window 3/h",
         "first-request-window 3/h",
         "sliding-counter 3/h",
+        "lockout 3/h block 1h",
     ] {
         allocates_nothing(words, algorithm(words), all);
     }

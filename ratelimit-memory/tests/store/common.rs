@@ -12,7 +12,7 @@ pub(crate) const BEGIN: Timestamp = Timestamp::saturating_from_us(1_795_218_392_
 pub(crate) const HOUR_US: u64 = 3_600_000_000;
 
 /// A limit of every algorithm, and one that counts attempts.
-pub(crate) const MIXED: [&str; 10] = [
+pub(crate) const MIXED: [&str; 11] = [
     "gcra 10/s burst 5",
     "token-bucket 7/2s burst 4",
     "fixed-window 4/s",
@@ -22,6 +22,7 @@ pub(crate) const MIXED: [&str; 10] = [
     "sliding-counter 5/s",
     "bucketed-window bucket 250ms rates 5/s, 8/2s",
     "concurrency 3/700ms",
+    "lockout 4/s block 300ms factor 2 longest 1s forget 3s",
     "fixed-window 4/s count attempts",
 ];
 

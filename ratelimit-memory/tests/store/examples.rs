@@ -7,6 +7,8 @@
 pub(crate) mod given_clock;
 #[path = "../../examples/job_queue.rs"]
 pub(crate) mod job_queue;
+#[path = "../../examples/login.rs"]
+pub(crate) mod login;
 #[path = "../../examples/policy_document.rs"]
 pub(crate) mod policy_document;
 #[path = "../../examples/reservations.rs"]

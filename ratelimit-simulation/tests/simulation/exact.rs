@@ -41,7 +41,7 @@ pub(crate) struct Plan {
     forgets: bool,
 }
 
-const ALGORITHMS: [&str; 12] = [
+const ALGORITHMS: [&str; 13] = [
     "gcra 10/s burst 4",
     "gcra 3/m burst 5",
     "gcra 2/s burst 3 debt 4",
@@ -54,6 +54,7 @@ const ALGORITHMS: [&str; 12] = [
     "window-log 6/s",
     "bucketed-window bucket 100ms rates 3/300ms, 6/s",
     "concurrency 3/2s",
+    "lockout 4/s block 2s factor 2 longest 5s forget 9s",
 ];
 
 impl Plan {

@@ -35,6 +35,7 @@ const LIMITS: [&str; 22] = [
     "sliding-counter N/11s",
     "sliding-log N/13s",
     "concurrency N/30s",
+    "lockout N/5s block 7s factor 2 longest 20s forget 1m",
     "fixed-window N/17s count attempts",
     "sliding-log N/4s count attempts",
     "window-log N/6s count attempts",

@@ -7,7 +7,7 @@ use ratelimit_testkit::Admissions;
 
 const BEGIN: Timestamp = Timestamp::saturating_from_us(1_795_218_392_123_456);
 
-const ALGORITHMS: [&str; 8] = [
+const ALGORITHMS: [&str; 10] = [
     "gcra 7/s burst 3",
     "token-bucket 3/s burst 9",
     "fixed-window 5/s",
@@ -16,6 +16,8 @@ const ALGORITHMS: [&str; 8] = [
     "sliding-log 5/s",
     "sliding-counter 6/s",
     "bucketed-window bucket 100ms rates 3/300ms, 5/s",
+    "lockout 5/s block 1s",
+    "lockout 4/s block 300ms factor 2 longest 900ms forget 5s",
 ];
 
 /// What a store admits of requests, each so much later than the one before and at a cost. Its clock
