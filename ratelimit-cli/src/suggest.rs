@@ -61,9 +61,10 @@ pub(crate) fn with_algorithm(
     let mut other = Limit::new(name, algorithm)?.by(limit.identifier_names())?;
     for condition in limit.conditions() {
         let values = condition.values().collect::<Vec<_>>();
-        other = match condition.excludes() {
-            true => other.when_not(condition.identifier(), values)?,
-            false => other.when(condition.identifier(), values)?,
+        other = if condition.excludes() {
+            other.when_not(condition.identifier(), values)?
+        } else {
+            other.when(condition.identifier(), values)?
         };
     }
     let other = if limit.counts_attempts() { other.count_attempts()? } else { other };

@@ -237,8 +237,8 @@ const NUMBERS: [&str; 2] = ["burst", "debt"];
 
 /// Refuses a word behind a rate, which [`split_number`] has left there.
 pub(crate) fn knows_words(text: &str) -> Result<(), ConfigError> {
-    let ends = text.match_indices(' ').map(|(end, _)| text.split_at(end));
-    let Some((rate, rest)) = ends.filter(|(rate, _)| rate.parse::<Rate>().is_ok()).last() else {
+    let mut ends = text.rmatch_indices(' ').map(|(end, _)| text.split_at(end));
+    let Some((rate, rest)) = ends.find(|(rate, _)| rate.parse::<Rate>().is_ok()) else {
         return Ok(());
     };
     let Some(word) = rest.split_whitespace().next() else { return Ok(()) };

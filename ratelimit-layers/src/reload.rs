@@ -145,7 +145,6 @@ impl<S: Store<A>, A: Algorithm + Clone + PartialEq> Reload<S, A> {
     }
 
     /// Replaces the limits by these, which are from this file, if they are from one.
-
     fn attempt(
         &self,
         path: Option<&Path>,

@@ -1,6 +1,6 @@
 //! JSONL traces, one JSON object per line: `{"at_us": 9500000, "key": "k", "cost": 5}`.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::HashMap;
 use std::fmt;
 
 use ratelimit_core::LimitCosts;
@@ -78,7 +78,7 @@ pub(crate) fn parse(line: &[u8]) -> Result<InputEntry, BadLine> {
 
 /// The field of a line that may stand in place of one of these, if the line has none of them.
 fn misnamed(text: &str, wanted: &[&str]) -> Option<BadLine> {
-    let fields: BTreeMap<String, de::IgnoredAny> = serde_json::from_str(text).ok()?;
+    let fields: serde_json::Map<_, _> = serde_json::from_str(text).ok()?;
     if wanted.iter().any(|name| fields.contains_key(*name)) {
         return None;
     }

@@ -173,8 +173,8 @@ fn a_policy_is_wrong_at_a_line_and_a_column_and_lint_names_each_limit() {
         ("11%", 10, "1 limit, no problem"),
         ("100%", 2, "1 limit, no problem"),
     ] {
-        let line = format!("burst = {burst}\nwarn = \"{warn}\"\n");
-        scene.write("policy.toml", format!("[[limit]]\nname = \"a\"\n{gcra}{line}"));
+        let fields = format!("burst = {burst}\nwarn = \"{warn}\"\n");
+        scene.write("policy.toml", format!("[[limit]]\nname = \"a\"\n{gcra}{fields}"));
         assert!(lint(&[]).out.contains(says), "{warn} of {burst}");
     }
     lint(&["--identifiers", "key,"]).exits(2).says(&["--identifiers", "a value is required"]);

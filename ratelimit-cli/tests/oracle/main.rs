@@ -140,9 +140,8 @@ impl Case {
             });
             let due = json!({
                 "name": limit.name, "shadow": limit.shadow, "identifiers": limit.identifiers,
-                "when": limit.when.map(|(name, values, excludes)| match excludes {
-                    false => json!({ name: values }),
-                    true => json!({ "not": { name: values } }),
+                "when": limit.when.map(|(name, values, excludes)| {
+                    if excludes { json!({ "not": { name: values } }) } else { json!({ name: values }) }
                 }),
                 "applied": applied, "denied": denied,
                 "callers_denied": replay::callers(limit, decided)[0],

@@ -232,6 +232,15 @@ impl Algorithm for Lockout {
         self.limit
     }
 
+    /// The count is no larger, and no block is shorter or forgotten earlier.
+    fn is_within(&self, max: &Self) -> bool {
+        let blocks = |of: &Self| [of.block_us, of.factor, of.longest_us, of.forget_us];
+        let mut each = blocks(self).into_iter().zip(blocks(max));
+        self.window_us == max.window_us
+            && self.limit <= max.limit
+            && each.all(|(own, max)| own >= max)
+    }
+
     fn state_kind(&self) -> Cow<'static, str> {
         kind_of_window("lockout", self.window_us)
     }

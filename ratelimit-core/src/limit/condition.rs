@@ -73,6 +73,7 @@ impl Condition {
     }
 
     /// The values; one that ends in `*` stands for all that begin with the rest of it.
+    #[must_use]
     pub fn values(&self) -> impl ExactSizeIterator<Item = &str> {
         self.values.iter().map(|value| &**value)
     }

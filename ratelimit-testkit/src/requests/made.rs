@@ -16,7 +16,7 @@ use ratelimit_core::{
 use crate::trace::made::Instance;
 
 /// Texts of limits with a number to fill in: they differ in algorithm, rate, window and life.
-const LIMITS: [&str; 22] = [
+const LIMITS: [&str; 23] = [
     "gcra 1/s burst N",
     "gcra N/m burst N",
     "gcra N/s burst N",
