@@ -73,7 +73,7 @@ async fn customers_of_one_key_are_decided_in_order_each_by_its_numbers() {
         assert_eq!(got.expect("decides"), due.expect("decides"), "{nth}");
     }
     let keys: HashSet<_> =
-        plans.iter().flat_map(Numbers::iter).map(|own| own.state_name()).collect();
+        plans.iter().flat_map(Numbers::iter).map(Limit::state_name).collect();
     assert_eq!(keys.len(), 2, "other numbers have the same states");
 }
 
