@@ -123,7 +123,7 @@ impl<'a, A: Algorithm> Batch<'a, A> {
     }
 
     /// The same checks under an id that was drawn for this one charge: no client chose it, its
-    /// acquire is sent once, and its settlement at most a few times, within seconds. Every batch
+    /// acquire is charged once, and its settlement at most a few times, within seconds. Every batch
     /// under the id must declare it.
     ///
     /// A store then forgets the settled reservation after

@@ -27,7 +27,7 @@ pub struct Decision {
     /// The capacity: the burst of a bucket, the limit of a window.
     pub limit: u64,
     /// What is left after this decision, in whole units of cost; of a peek, what such a request
-    /// would leave.
+    /// would leave. After a denial it is what would fit now.
     pub remaining: u64,
     /// How long until the same request is admitted, in microseconds, if no other request comes. 0
     /// if it is admitted now, `None` if it never can be (its cost is above the capacity). The
@@ -312,7 +312,9 @@ impl Verdict {
     }
 
     /// The least remaining of all limits, in whole units of cost. Of a peek it is what such a
-    /// request would leave: peek at cost 0 for what is there.
+    /// request would leave: peek at cost 0 for what is there. After a denial it is the largest cost
+    /// that would fit now under all limits, such as
+    /// [`reserve_up_to`](crate::Request::reserve_up_to) reserves.
     #[inline]
     #[must_use]
     pub const fn remaining(&self) -> u64 {

@@ -28,6 +28,7 @@ mod named;
 #[cfg(feature = "tokio")]
 mod owned;
 mod request;
+mod up_to;
 
 #[cfg(feature = "std")]
 pub use lease::{Lease, Leased};

@@ -90,8 +90,8 @@ pub enum Refusal {
         /// The limit's name.
         limit: String,
     },
-    /// A request to settle or renew has no id.
-    #[error("a {op} needs the id of the reservation")]
+    /// A request to settle, to renew or to reserve up to a cost has no id.
+    #[error("{op} needs the id of the reservation; give the request one with id(…)")]
     NoId {
         /// The operation.
         op: Op,

@@ -69,7 +69,7 @@ impl<S: Store<A> + 'static, A: Algorithm + 'static> RateLimiter<S, A> {
         caller: C,
         estimate: impl Into<LimitCosts>,
     ) -> Result<Reserved<S, A, C>, ReserveError<S::Error>> {
-        self.reserve_by(None, caller, estimate).await
+        self.reserve_owned(None, caller, estimate.into(), None).await
     }
 
     /// [Reserves](Self::reserve) by these [numbers](Numbers), if there are some: they decide the
@@ -94,7 +94,46 @@ impl<S: Store<A> + 'static, A: Algorithm + 'static> RateLimiter<S, A> {
         caller: C,
         estimate: impl Into<LimitCosts>,
     ) -> Result<Reserved<S, A, C>, ReserveError<S::Error>> {
-        let estimate = estimate.into();
+        self.reserve_owned(numbers, caller, estimate.into(), None).await
+    }
+
+    /// [Reserves](Self::reserve) the estimate if it fits; else what is left, if that is no less
+    /// than `least`. The value says what it [charged](OwnedReservation::costs). See
+    /// [`Request::reserve_up_to`].
+    ///
+    /// ```
+    /// # use ratelimit_core::*;
+    /// # use std::sync::Arc;
+    /// # async fn example<S: Store<AnyAlgorithm> + 'static>(limiter: Arc<RateLimiter<S>>) -> Result<(), ReserveError<S::Error>> {
+    /// match limiter.reserve_up_to("alice", 4_000, 500).await? {
+    ///     Reserved::Granted(reservation) => {
+    ///         let most_tokens = reservation.costs().uniform(); // such as 1,234 of the 4,000
+    ///         println!("answer in at most {most_tokens:?} tokens");
+    ///     }
+    ///     Reserved::Denied(verdict) => println!("500 are left in {:?}", verdict.retry_after()),
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// As [`reserve`](Self::reserve).
+    pub async fn reserve_up_to<C: Identifiers + Send + Sync + 'static>(
+        self: &Arc<Self>,
+        caller: C,
+        estimate: impl Into<LimitCosts>,
+        least: impl Into<LimitCosts>,
+    ) -> Result<Reserved<S, A, C>, ReserveError<S::Error>> {
+        self.reserve_owned(None, caller, estimate.into(), Some(least.into())).await
+    }
+
+    async fn reserve_owned<C: Identifiers + Send + Sync + 'static>(
+        self: &Arc<Self>,
+        numbers: Option<Arc<Numbers<A>>>,
+        caller: C,
+        estimate: LimitCosts,
+        least: Option<LimitCosts>,
+    ) -> Result<Reserved<S, A, C>, ReserveError<S::Error>> {
         let (limiter, id) = (self.clone(), ReservationId::random());
         let charge =
             Arc::new(OwnedCharge { limiter, caller, numbers, id, report: OnceLock::new() });
@@ -111,15 +150,24 @@ impl<S: Store<A> + 'static, A: Algorithm + 'static> RateLimiter<S, A> {
             granted: false,
             done: false,
         };
-        match charge.request().costs(&estimate).check().await {
-            Ok(verdict) if verdict.allowed() => {
-                settlement.charged = estimate.clone();
-                settlement.costs = estimate;
+        let request = charge.request().costs(&estimate);
+        let decided = match &least {
+            None => request.check().await.map(|verdict| (verdict, None)),
+            Some(least) => {
+                let decided = request.reserve_up_to(least).await;
+                decided.map(|(verdict, costs)| (verdict, Some(costs)))
+            }
+        };
+        match decided {
+            Ok((verdict, costs)) if verdict.allowed() => {
+                let costs = costs.unwrap_or(estimate);
+                settlement.charged = costs.clone();
+                settlement.costs = costs;
                 settlement.granted = true;
                 settlement.done = verdict.is_unrecorded();
                 Ok(Reserved::Granted(OwnedReservation { charge, settlement, verdict }))
             }
-            Ok(verdict) => {
+            Ok((verdict, _)) => {
                 settlement.done = true;
                 Ok(Reserved::Denied(verdict))
             }

@@ -18,3 +18,4 @@ mod owned_reservations;
 mod panics;
 mod requests;
 mod reservations;
+mod up_to;
