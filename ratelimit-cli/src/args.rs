@@ -39,7 +39,7 @@ pub(crate) enum Command {
     Check(CheckArgs),
     /// Show a caller's stored state, and how its next request would be decided.
     #[command(after_long_help = include_str!("help/inspect.txt"))]
-    Inspect(CallerArgs),
+    Inspect(InspectArgs),
     /// Give a caller its full capacity back, in every limit that applies.
     #[command(after_long_help = include_str!("help/reset.txt"))]
     Reset(CallerArgs),
@@ -221,10 +221,33 @@ pub(crate) struct CallerArgs {
     pub(crate) json: bool,
 }
 
+/// The numbers of one customer.
+#[derive(Debug, Args)]
+pub(crate) struct NumbersArgs {
+    /// Other numbers for a limit, as a customer has them: `api="100/s burst 200"`. May be repeated.
+    ///
+    /// Without the name of the algorithm, which is the limit's. The limit says in the policy which
+    /// it accepts (`max`).
+    #[arg(long, value_name = "LIMIT=NUMBERS", value_parser = numbers)]
+    pub(crate) numbers: Vec<(String, String)>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct InspectArgs {
+    #[command(flatten)]
+    pub(crate) caller: CallerArgs,
+
+    #[command(flatten)]
+    pub(crate) own: NumbersArgs,
+}
+
 #[derive(Debug, Args)]
 pub(crate) struct CheckArgs {
     #[command(flatten)]
     pub(crate) caller: CallerArgs,
+
+    #[command(flatten)]
+    pub(crate) own: NumbersArgs,
 
     /// The cost of the request: under all limits, or under one; 1 if it is not told. May be
     /// repeated.
@@ -270,6 +293,9 @@ pub(crate) struct TopArgs {
     #[command(flatten)]
     pub(crate) scan: ScanArgs,
 
+    #[command(flatten)]
+    pub(crate) own: NumbersArgs,
+
     /// What a request costs: a caller is limited if a request at this cost is denied now.
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub(crate) cost: u64,
@@ -302,6 +328,14 @@ fn prefix(text: &str) -> Result<String, String> {
     let is_plain = !text.contains(['{', '}']) && !text.chars().any(char::is_control);
     let refused = || "it contains braces or control characters; choose one without".to_owned();
     is_plain.then(|| text.to_owned()).ok_or_else(refused)
+}
+
+/// The name of a limit, and other numbers for it.
+fn numbers(text: &str) -> Result<(String, String), String> {
+    let (limit, numbers) = text.split_once('=').ok_or_else(|| {
+        format!("{text:?} names no limit; write it before the numbers, as api=\"100/s burst 200\"")
+    })?;
+    Ok((limit.to_owned(), numbers.to_owned()))
 }
 
 /// A cost, and the limit under which it is one.

@@ -5,7 +5,7 @@ use std::io;
 use std::ops::Range;
 use std::path::Path;
 
-use ratelimit_core::{AnyAlgorithm, Limit, Limits};
+use ratelimit_core::{AnyAlgorithm, Limit, Limits, Numbers};
 use serde::Deserialize as _;
 use toml::Spanned;
 use toml::de::{DeTable, ValueDeserializer};
@@ -28,6 +28,18 @@ pub(crate) fn parse(name: &str, text: &str) -> Result<Limits<AnyAlgorithm>, Fail
     toml::from_str(text).map_err(|error| {
         Failure::input(format!("{name}: {}", Problem::from_toml(text, &error).describe()))
     })
+}
+
+/// The numbers that arguments give for some of these limits; `None` without any.
+pub(crate) fn numbers(
+    given: &[(String, String)],
+    limits: &Limits<AnyAlgorithm>,
+) -> Result<Option<Numbers>, Failure> {
+    if given.is_empty() {
+        return Ok(None);
+    }
+    let numbers = limits.parse_numbers(given.iter().map(|(limit, numbers)| (limit, numbers)));
+    numbers.map(Some).map_err(|error| Failure::input(format!("--numbers: {error}")))
 }
 
 /// The document with these settings, such as `burst = 30`, of the limits of these names. All else

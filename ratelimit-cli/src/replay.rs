@@ -120,15 +120,21 @@ impl<S: Store<AnyAlgorithm>> Replay<'_, S> {
                 let what = format!("{}: line {number}: the store failed", name.display());
                 Failure::store(&what, &error)
             };
-            let valid = this.validate(&entry).and_then(|()| match other {
-                Some(other) => other.validate(&entry).map_err(|bad| format!("--compare: {bad}")),
-                None => Ok(()),
+            let valid = this.validate(&entry).and_then(|numbers| match other {
+                Some(other) => match other.validate(&entry) {
+                    Ok(others) => Ok((numbers, others)),
+                    Err(bad) => Err(format!("--compare: {bad}")),
+                },
+                None => Ok((numbers, None)),
             });
-            if let Err(bad) = valid {
-                trouble.bad(name, number, &bad)?;
-                continue;
-            }
-            let verdict = match this.decide(&entry).await.map_err(failed)? {
+            let (numbers, others) = match &valid {
+                Ok((numbers, others)) => (numbers.as_ref(), others.as_ref()),
+                Err(bad) => {
+                    trouble.bad(name, number, bad)?;
+                    continue;
+                }
+            };
+            let verdict = match this.decide(&entry, numbers).await.map_err(failed)? {
                 Ok(verdict) => verdict,
                 Err(refused) => {
                     trouble.report(name, number, &refused)?;
@@ -137,15 +143,15 @@ impl<S: Store<AnyAlgorithm>> Replay<'_, S> {
                 }
             };
             if let Some(needs) = needs {
-                let _ = needs.decide(&entry).await.map_err(failed)?;
+                let _ = needs.decide(&entry, None).await.map_err(failed)?;
             }
-            let decided = Decided::new(this.limiter, &entry, &verdict);
+            let decided = Decided::new((this.limiter, numbers), &entry, &verdict);
             // An operation that the algorithms of the other policy lack has no effect there.
             if let Some(other) = other
-                && let Ok(verdict) = other.decide(&entry).await.map_err(failed)?
+                && let Ok(verdict) = other.decide(&entry, others).await.map_err(failed)?
                 && entry.op == Op::Acquire
             {
-                let by_other = Decided::new(other.limiter, &entry, &verdict);
+                let by_other = Decided::new((other.limiter, others), &entry, &verdict);
                 comparison.count((&this.tally, &decided), (&other.tally, &by_other));
             }
             if let Some(Decisions { name, out }) = decisions {

@@ -301,7 +301,7 @@ mod tests {
                 let entry = InputEntry { at, caller, op, ..InputEntry::default() };
                 let request = limiter.request(&entry.caller).cost(cost).at(at);
                 let verdict = pollster::block_on(request.apply(op)).expect("it decides");
-                tally.count(&Decided::new(&limiter, &entry, &verdict));
+                tally.count(&Decided::new((&limiter, None), &entry, &verdict));
                 log.push((key, at, cost, op));
             }
             let needs = &Needs::from_nearness(&limits, tally.nearness())[0];

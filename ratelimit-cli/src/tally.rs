@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use ratelimit_core::store::Op;
 use ratelimit_core::{
-    AnyAlgorithm, Condition, ConfigError, Limit, Limits, NamedDecision, NamedDecisions,
+    AnyAlgorithm, Condition, ConfigError, Limit, Limits, NamedDecision, NamedDecisions, Numbers,
     RateLimiter, Timestamp, Verdict,
 };
 
@@ -74,11 +74,16 @@ pub(crate) type Placed<'d> = (usize, NamedDecision<'d, AnyAlgorithm>);
 
 impl<'d> Decided<'d> {
     pub(crate) fn new<S>(
-        limiter: &'d RateLimiter<S>,
+        (limiter, numbers): (&'d RateLimiter<S>, Option<&'d Numbers>),
         entry: &'d InputEntry,
         verdict: &'d Verdict,
     ) -> Self {
-        Self { entry, limits: limiter.limits(), verdict, named: limiter.named(verdict) }
+        let named = limiter.named(verdict);
+        let named = match numbers {
+            Some(numbers) => named.numbers(numbers),
+            None => named,
+        };
+        Self { entry, limits: limiter.limits(), verdict, named }
     }
 
     /// What each limit that applies decided, shadow limits last.

@@ -31,16 +31,18 @@ pub(super) fn run(args: &CheckArgs) -> Result<u8, Failure> {
     });
     let entry = InputEntry { caller, costs, op, ..InputEntry::default() };
     validate(args, &entry, &limits)?;
+    let numbers = policy::numbers(&args.own.numbers, &limits)?;
     let (limiter, verdict) = store::block_on(async {
         let secret = || store::secret(args.caller.secret_file.as_deref());
         let store = url.open(&args.caller.prefix, secret, &limits).await?;
         let limiter = RateLimiter::new(limits, store);
         let request = limiter.request(&entry.caller).costs(&entry.costs);
+        let request = numbers.as_ref().map_or(request, |numbers| request.numbers(numbers));
         let verdict = request.metadata(args.metadata.as_bytes()).apply(op).await;
         let failed = |error| Failure::store(&format!("--store {}", url.display()), &error);
         verdict.map(|verdict| (limiter, verdict)).map_err(failed)
     })?;
-    let decided = Decided::new(&limiter, &entry, &verdict);
+    let decided = Decided::new((&limiter, numbers.as_ref()), &entry, &verdict);
     let out = if args.caller.json {
         let mut line = DecisionLine::new(&decided);
         line.at_us = None;

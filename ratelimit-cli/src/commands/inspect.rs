@@ -8,7 +8,7 @@ use ratelimit_core::{Algorithm, AnyAlgorithm, Decision, Limit, Timestamp};
 use serde::Serialize;
 use serde_json::{Value, json};
 
-use crate::args::CallerArgs;
+use crate::args::InspectArgs;
 use crate::caller::Caller;
 use crate::decision_line::{Told, caller_json};
 use crate::failure::Failure;
@@ -30,12 +30,15 @@ struct StoredLimit<'l> {
     state: Value,
 }
 
-pub(super) fn run(args: &CallerArgs) -> Result<u8, Failure> {
+pub(super) fn run(InspectArgs { caller: args, own }: &InspectArgs) -> Result<u8, Failure> {
     let limits = policy::read(&args.policy)?;
+    let numbers = policy::numbers(&own.numbers, &limits)?;
     let caller = Caller::from_args(&args.keys, &limits)?;
     let out = store::block_on(async {
         let (store, failed) = store::of_caller(args, "inspect", &limits).await?;
-        let keyed = caller.keys(&limits);
+        let deciding = |limit| numbers.as_ref().map_or(limit, |numbers| numbers.limit_of(limit));
+        let keyed = caller.keys(&limits).into_iter();
+        let keyed: Vec<_> = keyed.map(|(limit, key)| (deciding(limit), key)).collect();
         // The first peek shows what is available now, the second the decision on a request.
         let now = store::apply_to(&store, &keyed, Op::Peek, 0).await.map_err(&failed)?;
         let next = store::apply_to(&store, &keyed, Op::Peek, 1).await.map_err(&failed)?;

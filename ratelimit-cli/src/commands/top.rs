@@ -4,7 +4,9 @@ use std::collections::{BTreeSet, HashSet};
 
 use futures_util::future::join_all;
 use ratelimit_core::store::Op;
-use ratelimit_core::{AnyAlgorithm, Decision, ErrorKind, Limit, Limits, Store, StoreError as _};
+use ratelimit_core::{
+    AnyAlgorithm, Decision, ErrorKind, Limit, Limits, Numbers, Store, StoreError as _,
+};
 use ratelimit_redis::{Mode, RedisError, RedisStore, StoredKey};
 use serde_json::json;
 
@@ -51,11 +53,12 @@ struct Limited {
 
 pub(super) fn run(args: &TopArgs) -> Result<u8, Failure> {
     let limits = policy::read(&args.scan.policy)?;
+    let numbers = policy::numbers(&args.own.numbers, &limits)?;
     let redis = &*Redis::lasting(&args.scan.store, "list")?;
     let interrupt = Interrupt::catch()?;
     let mut found = store::block_on(async {
         let store = store::connect(redis, &args.scan.prefix, None, &limits).await?;
-        in_each_mode!(&store, store => scan(args, redis, &limits, &interrupt, store).await)
+        in_each_mode!(&store, store => scan(args, redis, (&limits, numbers.as_ref()), &interrupt, store).await)
     })?;
     // The longest wait first.
     found.limited.sort_unstable_by(|a, b| {
@@ -73,12 +76,14 @@ pub(super) fn run(args: &TopArgs) -> Result<u8, Failure> {
 async fn scan<M: Mode>(
     args: &TopArgs,
     redis: &Redis,
-    limits: &Limits<AnyAlgorithm>,
+    (limits, numbers): (&Limits<AnyAlgorithm>, Option<&Numbers>),
     interrupt: &Interrupt,
     store: &RedisStore<M>,
 ) -> Result<ScanResult, Failure> {
     let failed = |error| Failure::store(&may_scan(redis, &args.scan.prefix), &error);
     let mut found = ScanResult::default();
+    let limits_asked = limits.iter().map(|limit| numbers.map_or(limit, |own| own.limit_of(limit)));
+    let limits_asked: Vec<_> = limits_asked.collect();
     let mut scan = store.scan(args.scan.max_keys, args.count, args.pause).await.map_err(failed)?;
     'scan: loop {
         let keys = match scan.next().await.map_err(failed) {
@@ -113,7 +118,7 @@ async fn scan<M: Mode>(
             }
         }
         for callers in fresh.chunks(AT_ONCE) {
-            let asked = callers.iter().map(|caller| peek(args, store, limits, caller));
+            let asked = callers.iter().map(|caller| peek(args, store, &limits_asked, caller));
             for limited in join_all(asked).await {
                 let what = format!("--store {}", redis.url);
                 match limited {
@@ -142,10 +147,10 @@ async fn scan<M: Mode>(
 async fn peek<S: Store<AnyAlgorithm, Error = RedisError>>(
     args: &TopArgs,
     store: &S,
-    limits: &Limits<AnyAlgorithm>,
+    limits: &[&Limit<AnyAlgorithm>],
     caller: &str,
 ) -> Result<Vec<Limited>, RedisError> {
-    let keyed: Vec<_> = limits.iter().map(|limit| (limit, caller.into())).collect();
+    let keyed: Vec<_> = limits.iter().map(|limit| (*limit, caller.into())).collect();
     let verdict = store::apply_to(store, &keyed, Op::Peek, args.cost).await?;
     let denied = verdict.decisions().iter().enumerate().filter(|(_, decision)| !decision.allowed);
     let limited = denied.filter_map(|(place, &decision)| {
@@ -157,8 +162,18 @@ async fn peek<S: Store<AnyAlgorithm, Error = RedisError>>(
 }
 
 /// What the reader must know before trusting the list.
-fn notes(args: &TopArgs, found: &ScanResult) -> Vec<String> {
+fn notes(args: &TopArgs, limits: &Limits<AnyAlgorithm>, found: &ScanResult) -> Vec<String> {
     let mut notes = Vec::new();
+    let is_given = |name: &str| args.own.numbers.iter().any(|(limit, _)| limit == name);
+    let open = limits.iter().filter(|limit| limit.max().is_some() && !is_given(limit.name()));
+    let open: Vec<_> = open.map(Limit::name).collect();
+    if !open.is_empty() {
+        notes.push(format!(
+            "requests may have numbers of their own under {}, which no state tells: all callers are judged by the \
+             limit's; look by those of a plan with --numbers LIMIT=NUMBERS",
+            open.join(", ")
+        ));
+    }
     if found.failed.is_some() {
         notes.push("stopped by an error: this is what was found before it".to_owned());
     }
@@ -218,7 +233,7 @@ fn table(args: &TopArgs, limits: &Limits<AnyAlgorithm>, found: &ScanResult) -> S
         plural(found.callers.len() as u64, "caller", "callers"),
         plural(found.keys, "key", "keys"),
     );
-    list(&table, &summary, &notes(args, found))
+    list(&table, &summary, &notes(args, limits, found))
 }
 
 /// Whether a lockout blocks the caller, so that no cost is admitted.

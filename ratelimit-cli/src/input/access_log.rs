@@ -77,7 +77,7 @@ impl AccessLog {
         let caller = Caller { bare: Some(text(ip)), named };
         let duration_us = self.duration_us(rest);
         let (at, costs, op) = (self.last.1, 1.into(), Op::Acquire);
-        Ok(InputEntry { at, caller, costs, op, duration_us, line: None })
+        Ok(InputEntry { at, caller, costs, op, duration_us, ..InputEntry::default() })
     }
 
     /// How long the request took, from what follows the status.

@@ -13,6 +13,9 @@ use crate::text::quote;
 /// What begins the column of the cost under a limit: `cost:input`.
 const COST_OF: &str = "cost:";
 
+/// What begins the column of the numbers for a limit: `numbers:api`.
+const NUMBERS_OF: &str = "numbers:";
+
 /// Reads a CSV trace.
 pub(crate) struct Csv {
     columns: Vec<String>,
@@ -76,6 +79,10 @@ impl Csv {
                 BARE_NAME => entry.caller.bare = Some(String::from_utf8_lossy(cell).into_owned()),
                 _ if column.starts_with(COST_OF) => {
                     entry.costs.set(&column[COST_OF.len()..], integer(column, cell)?);
+                }
+                _ if column.starts_with(NUMBERS_OF) => {
+                    let numbers = String::from_utf8_lossy(cell).into_owned();
+                    entry.numbers.push((column[NUMBERS_OF.len()..].to_owned(), numbers));
                 }
                 _ => {
                     let value = String::from_utf8_lossy(cell).into_owned();

@@ -12,6 +12,8 @@ pub(crate) struct InputEntry {
     pub(crate) at: Timestamp,
     pub(crate) caller: Caller,
     pub(crate) costs: LimitCosts,
+    /// The numbers of its customer, by the names of limits.
+    pub(crate) numbers: Vec<(String, String)>,
     pub(crate) op: Op,
     /// How long the request took, if the input tells.
     pub(crate) duration_us: Option<u64>,

@@ -20,6 +20,7 @@ struct Record {
     key: Option<String>,
     keys: Option<Named>,
     cost: Option<Value>,
+    numbers: Option<Value>,
     op: Option<String>,
     duration_us: Option<Value>,
 }
@@ -66,10 +67,22 @@ pub(crate) fn parse(line: &[u8]) -> Result<InputEntry, BadLine> {
         Some(cost) => number("cost", &cost)?.into(),
         None => 1.into(),
     };
+    let numbers = match record.numbers {
+        Some(Value::Object(of_limits)) => {
+            let text = |(limit, numbers): (String, Value)| match numbers {
+                Value::String(numbers) => Ok((limit, numbers)),
+                other => Err(wrong_numbers(&other)),
+            };
+            of_limits.into_iter().map(text).collect::<Result<_, _>>()?
+        }
+        Some(other) => return Err(wrong_numbers(&other)),
+        None => Vec::new(),
+    };
     Ok(InputEntry {
         at: timestamp(number("at_us", &record.at_us)?)?,
         caller: Caller { bare: record.key, named },
         costs,
+        numbers,
         op: record.op.map_or(Ok(Op::Acquire), |name| op(&name))?,
         duration_us: record.duration_us.map(|us| number("duration_us", &us)).transpose()?,
         line: None,
@@ -91,6 +104,13 @@ fn misnamed(text: &str, wanted: &[&str]) -> Option<BadLine> {
         wanted.join(" or "),
         quote(name, 40)
     ))
+}
+
+fn wrong_numbers(found: &Value) -> BadLine {
+    let found = printable(&found.to_string(), 40);
+    format!(
+        "numbers is or has {found}, expected an object of texts: {{\"api\": \"100/s burst 200\"}}"
+    )
 }
 
 /// The parser's message with its column but without its line, because the parser sees only one.
@@ -160,6 +180,9 @@ mod tests {
         let each = r#"{"at_us":0,"key":"k","cost":{"input":812,"*":2}}"#;
         let each = parse(each.as_bytes()).expect(each).costs;
         assert_eq!(each, LimitCosts::from(2).with("input", 812));
+        let own = r#"{"at_us":0,"key":"k","numbers":{"api":"100/s burst 200"}}"#;
+        let own = parse(own.as_bytes()).expect(own).numbers;
+        assert_eq!(own, [("api".to_owned(), "100/s burst 200".to_owned())]);
         let entry = parse(b"{\"at_us\":0,\"key\":\"\xff\",\"op\":\"reset\"}").expect("a line");
         assert_eq!((entry.caller.display(), entry.op), ("\u{fffd}".to_owned(), Op::Reset));
     }
@@ -190,6 +213,8 @@ mod tests {
             (r#"{"at_us": 4503599627370496, "key": "k"}"#, "2112"),
             (r#"{"at_us": 1, "key": "k", "cost": 18446744073709551616}"#, "cost is 1.8"),
             (r#"{"at_us": 1, "key": "k", "cost": {"a": "1"}}"#, "cost of \"a\" is \"1\""),
+            (r#"{"at_us": 1, "key": "k", "numbers": "1/s"}"#, "numbers is or has \"1/s\""),
+            (r#"{"at_us": 1, "key": "k", "numbers": {"a": 5}}"#, "numbers is or has 5"),
             (r#"{"at_us": 1, "key": "k", "duration_us": 0.5}"#, "duration_us is 0.5"),
             (r#"{"at_us": 1, "key": 5}"#, "expected a string (column 21)"),
             (r#"{"at_us": 1, "keys": ["ip"]}"#, "keys as an object"),

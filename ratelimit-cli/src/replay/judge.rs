@@ -5,7 +5,8 @@ use std::collections::HashSet;
 
 use ratelimit_core::store::{Batch, Check, Op};
 use ratelimit_core::{
-    Algorithm, AnyAlgorithm, ErrorKind, LimitCosts, Limits, RateLimiter, Store, StoreError, Verdict,
+    Algorithm, AnyAlgorithm, ErrorKind, LimitCosts, Limits, Numbers, RateLimiter, Store,
+    StoreError, Verdict,
 };
 
 use super::leases::Leases;
@@ -59,11 +60,23 @@ impl<'r, S: Store<AnyAlgorithm>> Judge<'r, S> {
         }
     }
 
+    /// The numbers that the request has of its own under this policy. What callers need is observed
+    /// without.
+    pub(super) fn numbers(&self, entry: &InputEntry) -> Result<Option<Numbers>, BadLine> {
+        if entry.numbers.is_empty() || self.observed.is_some() {
+            return Ok(None);
+        }
+        let given = entry.numbers.iter().map(|(limit, numbers)| (limit, numbers));
+        let numbers = self.limiter.limits().parse_numbers(given);
+        numbers.map(Some).map_err(|error| error.to_string())
+    }
+
     /// Refuses a request that no store can decide.
-    pub(super) fn validate(&self, entry: &InputEntry) -> Result<(), BadLine> {
+    pub(super) fn validate(&self, entry: &InputEntry) -> Result<Option<Numbers>, BadLine> {
         let costs = self.costs(entry);
         let request = self.limiter.request(&entry.caller).costs(&costs);
-        request.validate().map_err(|refusal| refusal.to_string())
+        request.validate().map_err(|refusal| refusal.to_string())?;
+        self.numbers(entry)
     }
 
     /// Decides a request and counts it. The inner error says that the store does not support the
@@ -71,9 +84,11 @@ impl<'r, S: Store<AnyAlgorithm>> Judge<'r, S> {
     pub(super) async fn decide(
         &mut self,
         entry: &InputEntry,
+        numbers: Option<&Numbers>,
     ) -> Result<Result<Verdict, BadLine>, S::Error> {
         let costs = self.costs(entry);
         let request = self.limiter.request(&entry.caller).costs(&costs).at(entry.at);
+        let request = numbers.map_or(request, |numbers| request.numbers(numbers));
         if let Some(leases) = &mut self.leases {
             leases.end_until(self.limiter, entry.at).await?;
         }
@@ -91,7 +106,7 @@ impl<'r, S: Store<AnyAlgorithm>> Judge<'r, S> {
             }
             applied => applied?,
         };
-        let decided = Decided::new(self.limiter, entry, &verdict);
+        let decided = Decided::new((self.limiter, numbers), entry, &verdict);
         if let Some(leases) = &mut self.leases {
             decided.each().for_each(|one| leases.count(one, entry, verdict.allowed()));
         }

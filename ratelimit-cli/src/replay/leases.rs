@@ -27,6 +27,8 @@ pub(super) struct Leases {
 struct ReplayLease {
     since: Timestamp,
     cost: u64,
+    /// The numbers by which it was granted.
+    by: AnyAlgorithm,
     /// When its request is over; `None` if the input does not tell.
     ends: Option<Timestamp>,
 }
@@ -53,7 +55,7 @@ impl Leases {
         }
         let ends = entry.duration_us.filter(|us| *us < lease_us && entry.op == Op::Acquire);
         let ends = ends.map(|us| entry.at.saturating_add_us(us));
-        leases.push(ReplayLease { since: at, cost, ends });
+        leases.push(ReplayLease { since: at, cost, by: *limit.algorithm(), ends });
         self.ends.extend(ends.map(|ends| Reverse((ends, place, key))));
     }
 
@@ -73,9 +75,13 @@ impl Leases {
                 let ended = leases.remove(first);
                 let later = leases.get(first..).unwrap_or_default();
                 let cost = later.iter().fold(ended.cost, |sum, l| sum.saturating_add(l.cost));
-                let again = later.iter().map(|lease| (Op::Force, lease.since, lease.cost));
-                for (op, at, cost) in std::iter::once((Op::Refund, at, cost)).chain(again) {
-                    let check = Check { limit, key: &name.1, cost };
+                let again =
+                    later.iter().map(|lease| (Op::Force, lease.since, lease.cost, lease.by));
+                let all = std::iter::once((Op::Refund, at, cost, ended.by)).chain(again);
+                for (op, at, cost, by) in all {
+                    // They were accepted before.
+                    let own = limit.with_numbers(by);
+                    let check = Check { limit: own.as_ref().unwrap_or(limit), key: &name.1, cost };
                     let _ =
                         limiter.store().apply(&Batch::one(&check).op(op).now(Now::At(at))).await?;
                 }

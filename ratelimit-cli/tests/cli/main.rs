@@ -10,6 +10,7 @@ mod json;
 #[path = "../../examples/make_access_log.rs"]
 #[allow(dead_code, unreachable_pub)]
 mod make_access_log;
+mod numbers;
 mod order;
 #[cfg(all(feature = "fred", feature = "redis"))]
 mod redis;

@@ -15,7 +15,7 @@ use crate::common::{Scene, workspace};
 
 /// What a schema cannot say: a document that it accepts, and a part of the error by which the
 /// parser refuses it.
-const UNSAYABLE: [(&str, &str); 13] = [
+const UNSAYABLE: [(&str, &str); 15] = [
     (
         r#"[{"name":"a","algorithm":"gcra","rate":"1/s"},{"name":"a","algorithm":"gcra","rate":"1/s"}]"#,
         "two limits have this name",
@@ -54,6 +54,11 @@ const UNSAYABLE: [(&str, &str); 13] = [
     (
         r#"[{"name":"a","algorithm":"lockout","rate":"1/s","block":"2s","factor":2,"forget":"52124d"}]"#,
         "that is remembered, need integers above 2^52",
+    ),
+    (r#"[{"name":"a","algorithm":"gcra","rate":"1/s","max":"9 a second"}]"#, "max: "),
+    (
+        r#"[{"name":"a","algorithm":"fixed-window","rate":"1/d","max":"9/h"}]"#,
+        "max is of another algorithm or window",
     ),
     // JSON Schema knows no difference between 20 and 20.0.
     (r#"[{"name":"a","algorithm":"gcra","rate":"1/s","burst":20.0}]"#, "burst is 20.0"),
@@ -224,6 +229,7 @@ fn values() -> [Value; 2] {
         "rate": [null, "1/s", "4096/2us", " 01 / 05 ms "],
         "burst": [null, 1, 1_000],
         "debt": [null, 0, 2],
+        "max": [null, "9/s", "9/s burst 3 debt 1", "bucket 1s rates 9/s"],
         "count": [null, "admitted", "attempts"],
         "required": [null, true, false],
         "shadow": [null, true, false],
@@ -250,6 +256,7 @@ fn values() -> [Value; 2] {
         "rate": ["", "0/s", "1/0s", "1", "1/w", "+1/s", "1.5/s", 1, ["1/s"]],
         "burst": [0, -1, 1.5, "1", 1_u64 << 52, u64::MAX],
         "debt": [-1, 1.5, "1", 1_u64 << 52],
+        "max": ["", "0/s", 1, ["9/s"]],
         "count": ["all", "", true],
         "required": ["true", 1],
         "shadow": ["true", 1],
