@@ -77,8 +77,8 @@ impl<M, C: Connection> RedisStore<M, C> {
     /// admits more than the limit. Requests go on meanwhile: each key is cut in one piece. A state
     /// that holds its key no longer than the limit takes to recover from empty stays as it is. So
     /// does a bucket under a limit that [accepts](Limit::accepts_up_to) numbers of requests, unless
-    /// its own time is in the future: slower numbers hold a key for longer. It is cut by the numbers
-    /// of the limit.
+    /// its own time is in the future: slower numbers hold a key for longer. It is cut by the
+    /// numbers of the limit.
     ///
     /// The user needs `+scan` besides the permissions of the mode. Keys that appear, move to
     /// another server or are past `max_keys` during the scan can be missed: run it again.

@@ -5,6 +5,7 @@
 #![allow(clippy::unused_async, reason = "the handlers of axum are async")]
 #![cfg_attr(test, allow(clippy::expect_used))]
 
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -17,7 +18,7 @@ use axum::routing::{get, post};
 use http::header::{HeaderName, HeaderValue};
 use http::{Request, Response, StatusCode};
 use ratelimit_core::{
-    AnyAlgorithm, Concurrency, ConfigError, FixedWindow, Gcra, Limits, RateLimiter, Store,
+    AnyAlgorithm, Concurrency, ConfigError, FixedWindow, Gcra, Limits, Numbers, RateLimiter, Store,
 };
 use ratelimit_layers::Reload;
 use ratelimit_memory::MemoryStore;
@@ -76,6 +77,13 @@ fn by_plan(
         None => Choice::Refused(IdentifyError::not_wired("authentication did not run")),
     })
     .by("customer", extension(|customer: &Customer| Some(customer.name.as_str().into())))
+}
+
+fn by_numbers(layer: Layer, numbers: HashMap<String, Arc<Numbers>>) -> Layer {
+    layer.numbers_of(move |request| {
+        let customer = request.extensions.get::<Customer>()?;
+        numbers.get(&customer.name).cloned()
+    })
 }
 
 fn by_route(layer_for_searches: Layer, layer_for_all: Layer) -> Router {
@@ -247,6 +255,7 @@ async fn main() -> Result<(), Error> {
     let limiter = || Ok::<_, ConfigError>(RateLimiter::new(limits()?, MemoryStore::new()));
     let _identified = keys(identify()?);
     let _by_plan = by_plan(limits()?, limits()?, MemoryStore::new());
+    let _by_numbers = by_numbers(identify()?, HashMap::new());
     let _by_route = by_route(identify()?, fields(identify()?));
     let _answers = (answers(identify()?), grpc(limiter()?));
     let _one_policy = one_policy(plans()?, MemoryStore::new())?;
@@ -326,6 +335,24 @@ mod tests {
         }
         let misspelt = Limits::builder().limit("address", Gcra::per_day(1)).by(["pi"]).build()?;
         assert!(reload.replace(misspelt).is_err());
+        Ok(())
+    }
+
+    #[tokio::test]
+    async fn a_customer_has_its_numbers() -> Result<(), Error> {
+        let limits = Limits::builder().limit("customer", Gcra::per_day(1)).by(["customer"]);
+        let limits = limits.accepts_up_to(Gcra::per_day(9)).build()?;
+        let bobs = Arc::new(limits.numbers([("customer", Gcra::per_day(2))])?);
+        let layer = RateLimitLayer::new(RateLimiter::new(limits, MemoryStore::new()));
+        let layer = layer.by("customer", extension(|of: &Customer| Some(of.name.as_str().into())));
+        let layer = by_numbers(layer, HashMap::from([("bob".to_owned(), bobs)]));
+        let app = Router::new().route("/", get(|| async { "" })).layer(layer);
+        for (name, wanted) in [("bob", 200), ("bob", 200), ("bob", 429), ("eve", 200), ("eve", 429)]
+        {
+            let mut request = request("/");
+            request.extensions_mut().insert(Customer { name: name.into(), pays: true });
+            assert_eq!(app.clone().oneshot(request).await?.status(), wanted);
+        }
         Ok(())
     }
 

@@ -170,8 +170,9 @@ impl<S: Store<A>, A: Quota + 'static, R, M> RateLimitLayer<S, A, R, M> {
         self
     }
 
-    /// The same layer, whose limits decide each request by the [numbers](Numbers) that this function
-    /// returns, in place of their own: those of its customer. `None` for a request without any.
+    /// The same layer, whose limits decide each request by the [numbers](Numbers) that this
+    /// function returns, in place of their own: those of its customer. `None` for a request without
+    /// any.
     ///
     /// The function is called before the store is asked, so it looks the numbers up and does not
     /// build them. The fields of the answer tell the numbers that decided. Numbers that a limit

@@ -26,7 +26,7 @@ struct Record {
 }
 
 /// The fields of a line.
-const FIELDS: [&str; 6] = ["at_us", "key", "keys", "cost", "op", "duration_us"];
+const FIELDS: [&str; 7] = ["at_us", "key", "keys", "cost", "op", "duration_us", "numbers"];
 
 /// Whether a line belongs to a trace, even if it is invalid: it has the field that no other object
 /// has.

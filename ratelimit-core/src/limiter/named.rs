@@ -127,8 +127,8 @@ impl<'a, A: Algorithm> NamedDecision<'a, A> {
         self.limit.name()
     }
 
-    /// The limit as it was configured, or at the [numbers](NamedDecisions::numbers) that decided: its
-    /// algorithm and the identifiers that it counts by.
+    /// The limit as it was configured, or at the [numbers](NamedDecisions::numbers) that decided:
+    /// its algorithm and the identifiers that it counts by.
     #[must_use]
     pub const fn configured(&self) -> &'a Limit<A> {
         self.limit

@@ -76,8 +76,8 @@ pub(crate) struct Load {
 #[derive(Debug, PartialEq)]
 pub(crate) struct LimitSet(pub(crate) SmallVec<[TwinCheck<'static>; 1]>);
 
-/// Requests of the same limits, at the same numbers, for the same keys. The script charges them in order, first come,
-/// first served.
+/// Requests of the same limits, at the same numbers, for the same keys. The script charges them in
+/// order, first come, first served.
 #[derive(Debug)]
 pub(crate) struct Group {
     pub(crate) limits: LimitSet,

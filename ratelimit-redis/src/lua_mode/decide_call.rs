@@ -101,8 +101,8 @@ pub(super) fn push_time(words: &mut Vec<Argument<'_>>, time: Now) {
 /// The groups of a part.
 #[derive(Clone, Copy)]
 pub(super) struct PartGroups {
-    /// How many there are, and how many of them are a single request at the costs of the part, or at
-    /// their own if they have own numbers; `None` for one request alone.
+    /// How many there are, and how many of them are a single request at the costs of the part, or
+    /// at their own if they have own numbers; `None` for one request alone.
     pub(super) counts: Option<[usize; 2]>,
     /// Whether each brings its numbers.
     pub(super) has_own_numbers: bool,
@@ -113,8 +113,8 @@ impl PartGroups {
 }
 
 /// Adds what `decide.lua` reads of a set of limits: their algorithms and fields, and their numbers
-/// unless groups have their own. Unless it is one request alone, also how many groups are charged by
-/// them, first those of a single request at these costs.
+/// unless groups have their own. Unless it is one request alone, also how many groups are charged
+/// by them, first those of a single request at these costs.
 pub(super) fn push_part<'w>(
     words: &mut Vec<Argument<'w>>,
     shape: &'w [u8],

@@ -70,8 +70,8 @@ struct ScriptPart {
     groups: Vec<Group>,
 }
 
-/// What a group of its own numbers brings along: what each limit is charged by a single request, and
-/// the numbers, packed.
+/// What a group of its own numbers brings along: what each limit is charged by a single request,
+/// and the numbers, packed.
 type OwnNumbers = Vec<u8>;
 
 impl ScriptPart {

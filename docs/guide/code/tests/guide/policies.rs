@@ -80,6 +80,25 @@ fn the_conditions_of_the_chapter_on_policies_are_those_of_its_document() -> Resu
     Ok(())
 }
 
+fn numbers() -> Result<(), Error> {
+    let limits = Limits::builder()
+        .limit("api", Gcra::per_second(10).burst(20)) // of customers without numbers of their own
+        .accepts_up_to(Gcra::per_second(1_000).burst(2_000)) // in a document, max
+        .build()?;
+    let limiter = RateLimiter::new(limits, MemoryStore::new());
+    // Once per plan or customer, such as when your database tells it:
+    let gold = limiter.limits().parse_numbers([("api", "100/s burst 200")])?;
+
+    let verdict = limiter.request("alice").numbers(&gold).check_now()?;
+    assert_eq!((verdict.limit(), verdict.remaining()), (200, 199));
+    Ok(())
+}
+
+#[test]
+fn a_customer_has_its_numbers() -> Result<(), Error> {
+    numbers()
+}
+
 /// The limits of a chapter, as its document has them.
 pub(crate) fn limits_of_chapter(path: &str) -> Limits<AnyAlgorithm> {
     let documents = blocks(&chapter(path), "toml");
