@@ -21,6 +21,8 @@ mod window_log;
 
 pub use bucketed_window::{BucketCount, BucketWindow, BucketedWindow, BucketedWindowState};
 pub use concurrency::{Concurrency, ConcurrencyState};
+#[cfg(feature = "calendar")]
+pub use fixed_window::{Anchor, CalendarBuilder};
 pub use fixed_window::{
     CountedWindow, FirstRequestState, FirstRequestWindow, FixedWindow, FixedWindowState,
 };

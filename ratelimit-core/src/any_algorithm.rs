@@ -206,6 +206,15 @@ impl TryFrom<LockoutBuilder> for AnyAlgorithm {
     }
 }
 
+#[cfg(feature = "calendar")]
+impl TryFrom<crate::algorithms::CalendarBuilder> for AnyAlgorithm {
+    type Error = ConfigError;
+
+    fn try_from(builder: crate::algorithms::CalendarBuilder) -> Result<Self, ConfigError> {
+        Ok(builder.build()?.into())
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -98,6 +98,28 @@ pub trait FromRate: Algorithm + Sized {
 
     /// The window or the lease, or the time of a bucket from empty to full, in microseconds.
     fn span_us(&self) -> u64;
+
+    /// The same without a burst, with another count per window and another debt.
+    ///
+    /// # Errors
+    /// A count or a debt that the algorithm does not accept.
+    #[doc(hidden)]
+    fn with_count(&self, count: u64, debt: Option<u64>) -> Result<Self, ConfigError> {
+        Self::from_rate(Rate::per_us(count, self.span_us())?, None, debt)
+    }
+
+    /// Writes the rate as the algorithm's `FromStr` reads it.
+    #[doc(hidden)]
+    fn write_rate(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.to_rate())
+    }
+}
+
+/// The error for a burst of an algorithm that has none.
+pub(crate) fn no_burst(algorithm: &str) -> ConfigError {
+    ConfigError::new(format!(
+        "burst has no meaning for {algorithm}; leave it out, or use gcra or token-bucket"
+    ))
 }
 
 /// Writes the `FromStr` of an algorithm that is [`FromRate`].
@@ -122,7 +144,7 @@ pub(crate) use from_text;
 
 /// Writes [`FromRate`] and `FromStr` of an algorithm whose number is a rate, without a burst.
 macro_rules! without_burst {
-    ($window:ident = $name:literal by $span_us:ident $(owing $with_debt:ident)? $(reading $read_rate:ident)?) => {
+    ($window:ident = $name:literal by $span_us:ident $(reading $read_rate:ident)?) => {
         $crate::builder::from_text!($window);
 
         impl $crate::builder::FromRate for $window {
@@ -133,14 +155,10 @@ macro_rules! without_burst {
             ) -> Result<Self, ConfigError> {
                 match (burst, debt) {
                     (None, None) => Self::new(rate),
-                    $( (None, Some(debt)) => Self::$with_debt(rate, debt), )?
-                    #[allow(unreachable_patterns, reason = "reached by windows without a debt")]
                     (None, Some(_)) => Err(ConfigError::new(concat!(
                         "debt has no meaning for ", $name, "; leave it out, or use gcra, token-bucket or fixed-window"
                     ))),
-                    (Some(_), _) => Err(ConfigError::new(concat!(
-                        "burst has no meaning for ", $name, "; leave it out, or use gcra or token-bucket"
-                    ))),
+                    (Some(_), _) => Err($crate::builder::no_burst($name)),
                 }
             }
 
@@ -203,7 +221,8 @@ pub(crate) trait WriteNumbers {
 
 impl<A: FromRate> WriteNumbers for A {
     fn write_numbers(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, " {}", self.to_rate())?;
+        f.write_str(" ")?;
+        self.write_rate(f)?;
         self.to_burst().map_or(Ok(()), |burst| write!(f, " burst {burst}"))?;
         match self.debt() {
             0 => Ok(()),

@@ -19,10 +19,11 @@ use core::fmt;
 
 use serde::de::{Deserialize, DeserializeSeed, Deserializer, Error, MapAccess, SeqAccess, Visitor};
 
-use crate::algorithms::Concurrency;
+use crate::algorithms::{Concurrency, FixedWindow};
 use crate::any_algorithm::AnyAlgorithm;
 use crate::any_algorithm::text::{algorithm_names, unknown};
 use crate::builder::FromRate as _;
+use crate::calendar::{Unit, check_anchor, check_zone};
 use crate::error::{ConfigError, did_you_mean};
 use crate::limit::{ConditionValues, Limit, Limits, name_is_taken};
 use crate::rate::{Period, Rate, period_us, whole_number};
@@ -43,12 +44,14 @@ struct Document {
 struct Tables(Vec<Limit<AnyAlgorithm>>);
 
 /// The fields of a `[[limit]]`.
-const FIELDS: [&str; 19] = [
+const FIELDS: [&str; 21] = [
     "name",
     "key",
     "when",
     "algorithm",
     "rate",
+    "zone",
+    "anchor",
     "burst",
     "debt",
     "max",
@@ -473,11 +476,9 @@ impl LimitTable {
         if let Some(algorithm) = algorithm.filter(|name| !AnyAlgorithm::NAMES.contains(name)) {
             return Err(unknown(algorithm).into());
         }
-        let read_rate: fn(&str) -> Result<Rate, ConfigError> = match algorithm {
-            Some("concurrency") => Concurrency::read_rate,
-            _ => str::parse,
-        };
-        let rate = self.text("rate", "\"10/s\"")?.map(read_rate).transpose()?;
+        let rate = self.text("rate", "\"10/s\"")?;
+        let rate = rate.map(|rate| checked_rate(algorithm, rate)).transpose()?;
+        let (zone, anchor) = (self.zone()?, self.anchor()?);
         let (burst, debt) = (self.number("burst", 1)?, self.number("debt", 0)?);
         let bucket = self.text("bucket", "\"1s\"")?.map(period_us).transpose()?;
         let rates = self.texts("rates", "[\"1000/1s\", \"5000/10s\"]")?.unwrap_or_default();
@@ -491,6 +492,10 @@ impl LimitTable {
         })?;
         if algorithm != "lockout" {
             self.without(&OF_LOCKOUT, algorithm, "leave it out, or use lockout")?;
+        }
+        if algorithm != "fixed-window" {
+            let instead = "leave it out, or use fixed-window with a rate such as \"1000/month\"";
+            self.without(&["zone", "anchor"], algorithm, instead)?;
         }
         if algorithm == "bucketed-window" {
             let instead = "leave it out, or use gcra or token-bucket";
@@ -532,8 +537,10 @@ impl LimitTable {
                     .is_ok(),
                 });
             }
-            let of =
-                |burst: &str| AnyAlgorithm::of_numbers(algorithm, &format!("{rate}{burst}{debt}"));
+            let of = |burst: &str| {
+                let numbers = format!("{rate}{zone}{anchor}{burst}{debt}");
+                AnyAlgorithm::of_numbers(algorithm, &numbers)
+            };
             // A burst that follows may fit where the count of the rate, which is its default, does
             // not.
             of(&burst).map_err(|error| Fault {
@@ -541,6 +548,32 @@ impl LimitTable {
                 may_follow: burst.is_empty() && of(" burst 1").is_ok(),
             })
         }
+    }
+
+    /// The time zone as an algorithm reads it from text, if it is there.
+    fn zone(&self) -> Result<String, ConfigError> {
+        let Some(zone) = self.text("zone", "\"Europe/Berlin\"")? else { return Ok(String::new()) };
+        check_zone(zone)?;
+        Ok(format!(" zone {zone}"))
+    }
+
+    /// The anchor as an algorithm reads it from text, if it is there.
+    fn anchor(&self) -> Result<String, ConfigError> {
+        let anchor = match self.get("anchor") {
+            None => return Ok(String::new()),
+            Some(GivenValue::Number(number)) => number.to_string(),
+            Some(GivenValue::Text(text)) if text.bytes().all(|byte| !byte.is_ascii_digit()) => {
+                text.clone()
+            }
+            Some(wrong) => {
+                return Err(ConfigError::new(format!(
+                    "anchor is {wrong}; write a number without quotes, or a day of the week in quotes, such as \
+                     anchor = 15 or anchor = \"monday\""
+                )));
+            }
+        };
+        check_anchor(&anchor)?;
+        Ok(format!(" anchor {anchor}"))
     }
 
     /// A whole number as an algorithm reads it from text, if it is there.
@@ -587,6 +620,18 @@ fn percent(text: &str) -> Result<u8, ConfigError> {
             format!("warn is {text:?}; write 1 to 100 percent, such as warn = {SUCH_AS_WARN}");
         ConfigError::new(wrong)
     })
+}
+
+/// A rate as this algorithm reads it from text.
+fn checked_rate(algorithm: Option<&str>, rate: &str) -> Result<String, ConfigError> {
+    if Unit::of_rate(rate).is_some() {
+        return FixedWindow::of_words(rate, None, None, None).map(|_| rate.into());
+    }
+    let rate = match algorithm {
+        Some("concurrency") => Concurrency::read_rate(rate),
+        _ => rate.parse(),
+    };
+    rate.map(|rate: Rate| rate.to_string())
 }
 
 #[cfg(test)]

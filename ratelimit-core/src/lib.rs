@@ -130,6 +130,7 @@
 //! | `std` | yes | [`SystemClock`], [`Lease`] and random [`ReservationId`]s; without it the crate is `no_std` + `alloc` |
 //! | `dyn` | no | [`DynStore`], [`DynSnapshotStore`](store::DynSnapshotStore) and [`DynError`]: a store chosen at run time |
 //! | `serde` | no | `Limits<AnyAlgorithm>` read from a document |
+//! | `calendar` | no | windows of a [`Calendar`](algorithm::Calendar): `1000/month` in a time zone |
 //! | `tokio` | no | [`OwnedReservation`]: settled on a tokio runtime when it is dropped; [`TokioClock`]: its time, for tests that pause it |
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
@@ -144,6 +145,7 @@ mod algorithms;
 mod any_algorithm;
 mod batch;
 mod builder;
+mod calendar;
 mod clock;
 mod decision;
 #[cfg(feature = "serde")]
@@ -208,8 +210,11 @@ pub mod algorithm {
         LoggedRequest, MaybeStep, Recovery, SlidingCounterState, SlidingLogState, Step,
         WindowLogState, Write,
     };
+    #[cfg(feature = "calendar")]
+    pub use crate::algorithms::{Anchor, CalendarBuilder};
     pub use crate::any_algorithm::AnyState;
     pub use crate::builder::{AlgorithmBuilder, FromRate};
+    pub use crate::calendar::{Calendar, CalendarWindow};
     pub use crate::entries::{LogState, LoggedCost, LoggedWindow};
     pub use crate::in_memory::InMemory;
     pub use crate::quota::Quota;

@@ -37,6 +37,9 @@ const UNITS: [(&str, u64); 6] = [
     ("us", 1),
 ];
 
+/// The units of a calendar, which have no one length: see `calendar.rs`.
+pub(crate) const CALENDAR_UNITS: [&str; 4] = ["day", "week", "month", "year"];
+
 const ACCEPTED: &str =
     "write a whole number per period, such as \"10/s\", \"7/5m\", \"1000/250ms\" or \"5000/d\"";
 
@@ -111,6 +114,12 @@ impl FromStr for Rate {
     fn from_str(text: &str) -> Result<Self, ConfigError> {
         let refuse = || ConfigError::new(format!("{text:?} is not a rate; {ACCEPTED}"));
         let (count, period) = text.trim().split_once('/').ok_or_else(refuse)?;
+        if CALENDAR_UNITS.contains(&period.trim()) {
+            return Err(ConfigError::new(format!(
+                "{text:?} counts by the calendar, as only fixed-window does; use that, or write a length such as \
+                 \"5000/d\" or \"1000/30d\""
+            )));
+        }
         let count = whole_number(count.trim()).ok_or_else(refuse)?;
         Self::per_us(count, parsed_period_us(period).ok_or_else(refuse)?)
     }

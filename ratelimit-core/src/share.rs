@@ -63,7 +63,7 @@ impl<A: FromRate> Share for A {
     fn share(&self, nodes: NonZeroU64) -> Result<Self, ConfigError> {
         let debt = (self.debt() > 0).then(|| self.debt() / nodes);
         match self.to_burst() {
-            None => Self::from_rate(window(self.capacity(), self.span_us(), nodes)?, None, debt),
+            None => self.with_count(part(self.capacity(), nodes)?, debt),
             Some(burst) => {
                 let burst = part(burst, nodes)?;
                 Self::from_rate(divide_rate(self.to_rate(), nodes)?, Some(burst), debt)

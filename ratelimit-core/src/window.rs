@@ -5,6 +5,7 @@
 //! limit has been taken off.
 
 use crate::algorithms::{Step, Write};
+use crate::calendar::Calendar;
 use crate::decision::Decision;
 use crate::timestamp::Timestamp;
 
@@ -18,8 +19,81 @@ pub struct WindowState<const ALIGNED: bool> {
     pub count: u64,
     /// When the count is gone, by the limit that it was written with: when the window ends, or a
     /// later one that pays the last of what is owed. In microseconds since the Unix epoch; it may
-    /// lie past [`Timestamp::MAX`], but below 2^53.
+    /// lie past [`Timestamp::MAX`], but below 2^53. Later windows of a calendar count as long as
+    /// its [longest](Calendar::longest_us), so that the state alone tells when its own one ends.
     pub ends_us: u64,
+}
+
+/// When windows begin and end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Windows {
+    /// All are so many microseconds long. The aligned ones begin at the multiples of that.
+    Length(u64),
+    /// They begin by a calendar.
+    Calendar(&'static Calendar),
+}
+
+impl Windows {
+    /// The length of the longest window.
+    pub(crate) const fn longest_us(self) -> u64 {
+        match self {
+            Self::Length(us) => us,
+            Self::Calendar(calendar) => calendar.longest_us(),
+        }
+    }
+
+    /// When the aligned window that contains this moment begins.
+    pub(crate) fn start(self, at: Timestamp) -> Timestamp {
+        match self {
+            Self::Length(us) => at.aligned(us),
+            Self::Calendar(calendar) => calendar.window(at).start,
+        }
+    }
+
+    /// When the last of so many windows ends, the first of which began then.
+    fn end_us(self, start: Timestamp, windows: u64) -> u64 {
+        match self {
+            Self::Length(us) => start.as_us() + windows * us,
+            // No count is owed for more windows than that.
+            Self::Calendar(calendar) => {
+                let windows = i64::try_from(windows).unwrap_or(i64::MAX);
+                calendar.start_us(calendar.window(start).number.saturating_add(windows))
+            }
+        }
+    }
+
+    /// From how many windows before that of `start` a charge was made: 0 if it was made in that
+    /// window, `None` if in a later one.
+    pub(crate) fn between(self, made: Timestamp, start: Timestamp, now: Timestamp) -> Option<u64> {
+        match self {
+            Self::Length(us) => start.checked_since(made.aligned(us)).map(|since| since.as_us() / us),
+            Self::Calendar(calendar) => {
+                let current = calendar.window(now);
+                let before_us = calendar.start_us(current.number - 1);
+                match start.as_us() {
+                    _ if made >= start => (made.as_us() < current.end_us).then_some(0),
+                    // Two windows pay all that may be owed. Before a clock that went back, the
+                    // scripts on Redis know no windows.
+                    later if later >= current.end_us => Some(2),
+                    _ => Some(if made.as_us() >= before_us { 1 } else { 2 }),
+                }
+            }
+        }
+    }
+
+    /// How many windows are over at `now` since the one that began with `start`; `None` if that is
+    /// not over.
+    pub(crate) fn over(self, start: Timestamp, now: Timestamp) -> Option<u64> {
+        match self {
+            Self::Length(us) => (now.as_us() >= start.as_us() + us)
+                .then(|| now.aligned(us).saturating_us_since(start) / us),
+            Self::Calendar(calendar) => {
+                let current = calendar.window(now);
+                let over = |from: Timestamp| current.number - calendar.window(from).number;
+                (start < current.start).then(|| u64::try_from(over(start)).unwrap_or(0))
+            }
+        }
+    }
 }
 
 /// At most a number per window.
@@ -28,29 +102,67 @@ pub(crate) struct WindowLimit {
     pub(crate) limit: u64,
     /// The most that a window counts: the limit and what may be owed.
     pub(crate) most: u64,
-    pub(crate) window_us: u64,
+    pub(crate) windows: Windows,
 }
 
 impl WindowLimit {
-    /// A window of this length, with nothing counted.
-    pub(crate) const fn begin<const ALIGNED: bool>(self, start: Timestamp) -> WindowState<ALIGNED> {
-        self.counting(start, 0)
+    /// A window that began then, with nothing counted.
+    pub(crate) fn begin<const ALIGNED: bool>(self, start: Timestamp) -> WindowState<ALIGNED> {
+        WindowState { start, count: 0, ends_us: self.windows.end_us(start, 1) }
+    }
+
+    /// How many windows pay for a count.
+    const fn paying(self, count: u64) -> u64 {
+        if count <= self.limit { 1 } else { count.div_ceil(self.limit) }
     }
 
     /// When a count of a window that began then is gone: at its end for up to the limit, and a
-    /// length later for each limit more.
-    pub(crate) const fn gone_us(self, start: Timestamp, count: u64) -> u64 {
-        let windows = if count <= self.limit { 1 } else { count.div_ceil(self.limit) };
-        start.as_us() + windows * self.window_us
+    /// window later for each limit more.
+    pub(crate) fn gone_us(self, start: Timestamp, count: u64) -> u64 {
+        self.windows.end_us(start, self.paying(count))
     }
 
-    /// The window with this count.
-    pub(crate) const fn counting<const ALIGNED: bool>(
+    /// When the window of this state ends.
+    fn end_us<const ALIGNED: bool>(self, of: &WindowState<ALIGNED>, now: Timestamp) -> u64 {
+        match self.windows {
+            Windows::Length(us) => of.start.as_us() + us,
+            Windows::Calendar(calendar) => {
+                let (current, start_us) = (calendar.window(now), of.start.as_us());
+                if of.start >= current.start && start_us < current.end_us {
+                    return current.end_us;
+                }
+                let longest_us = calendar.longest_us();
+                let windows = of.ends_us.saturating_sub(start_us).div_ceil(longest_us);
+                of.ends_us - windows.saturating_sub(1) * longest_us
+            }
+        }
+    }
+
+    /// Whether a charge was made in the window of this state.
+    pub(crate) fn contains<const ALIGNED: bool>(
         self,
-        start: Timestamp,
+        of: &WindowState<ALIGNED>,
+        now: Timestamp,
+        made: Timestamp,
+    ) -> bool {
+        match self.windows {
+            Windows::Length(us) => made.aligned(us) == of.start,
+            Windows::Calendar(_) => {
+                of.start <= made && made.as_us() < self.end_us(of, now)
+            }
+        }
+    }
+
+    /// The window of this state with this count.
+    pub(crate) fn counting<const ALIGNED: bool>(
+        self,
+        of: &WindowState<ALIGNED>,
+        now: Timestamp,
         count: u64,
     ) -> WindowState<ALIGNED> {
-        WindowState { start, count, ends_us: self.gone_us(start, count) }
+        let later = self.paying(count) - 1;
+        let ends_us = self.end_us(of, now) + later * self.windows.longest_us();
+        WindowState { start: of.start, count, ends_us }
     }
 
     /// The decision that leaves this window.
@@ -93,7 +205,7 @@ impl WindowLimit {
         if cost == 0 || !fits {
             return Step { decision: self.decision((now, cost), window, fits), write: Write::Keep };
         }
-        let after = WindowState { count: window.count + cost, ..self.begin(window.start) };
+        let after = self.counting(&window, now, window.count + cost);
         Step { decision: self.decision((now, cost), after, true), write: after.put() }
     }
 }

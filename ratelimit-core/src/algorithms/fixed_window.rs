@@ -10,6 +10,9 @@
 //! half after the end of a window. [`Gcra`](crate::Gcra) and [`SlidingLog`](crate::SlidingLog) have
 //! no such boundary.
 //!
+//! Windows that are aligned to the clock may also be the days, weeks, months or years of a
+//! [`Calendar`](crate::algorithm::Calendar): `fixed_window/by_calendar.rs` builds such limits.
+//!
 //! # Debt
 //!
 //! A forced charge or a settlement above its reservation may count up to `debt` more than the limit
@@ -25,12 +28,18 @@ use alloc::format;
 
 use crate::algorithms::{Algorithm, MaybeStep, Recovery, Step, Write};
 use crate::builder::{owing, per, without_burst};
+use crate::calendar::Calendar;
 use crate::error::ConfigError;
 use crate::in_memory::InMemory;
 use crate::rate::{Rate, kind_of_window};
 use crate::reservation::Reservation;
 use crate::timestamp::{MAX_INTEGER, Timestamp};
-use crate::window::{WindowLimit, WindowState};
+use crate::window::{WindowLimit, WindowState, Windows};
+
+mod by_calendar;
+
+#[cfg(feature = "calendar")]
+pub use by_calendar::{Anchor, CalendarBuilder};
 
 /// A count per window, with windows aligned to the clock.
 ///
@@ -79,18 +88,20 @@ impl<const ALIGNED: bool> CountedWindow<ALIGNED> {
     /// None today; a `Result` so that all algorithms are built alike.
     pub fn new(rate: Rate) -> Result<Self, ConfigError> {
         let limit = rate.count();
-        Ok(Self { window: WindowLimit { limit, most: limit, window_us: rate.period_us() } })
+        let windows = Windows::Length(rate.period_us());
+        Ok(Self { window: WindowLimit { limit, most: limit, windows } })
     }
 
-    /// The length of a window in microseconds.
+    /// The length of a window in microseconds; if the windows are those of a calendar, a length
+    /// that [none is longer than](Calendar::longest_us).
     #[must_use]
     pub const fn window_us(&self) -> u64 {
-        self.window.window_us
+        self.window.windows.longest_us()
     }
 
     /// When the window of a first request at this time begins.
-    const fn begin(&self, first: Timestamp) -> Timestamp {
-        if ALIGNED { first.aligned(self.window_us()) } else { first }
+    fn begin(&self, first: Timestamp) -> Timestamp {
+        if ALIGNED { self.window.windows.start(first) } else { first }
     }
 
     /// The state, if what it counts is not gone.
@@ -110,18 +121,19 @@ impl<const ALIGNED: bool> CountedWindow<ALIGNED> {
     /// Another limit may have written the state, and count more in it. This limit then counts up to
     /// its own number, and until the earlier of both ends.
     fn window(&self, state: Option<&WindowState<ALIGNED>>, now: Timestamp) -> WindowState<ALIGNED> {
-        let begun = self.window.begin(self.begin(now));
-        let Some(state) = self.live(state, now) else { return begun };
-        let (mut start, mut count) = (state.start, state.count.min(self.window.most));
-        if now.as_us() >= start.as_us() + self.window.window_us {
-            let over = begun.start.saturating_us_since(start) / self.window.window_us;
-            count = count.saturating_sub(over.saturating_mul(self.window.limit));
-            if count == 0 {
-                return begun;
+        let begun = || self.window.begin(self.begin(now));
+        let Some(state) = self.live(state, now) else { return begun() };
+        let count = state.count.min(self.window.most);
+        let own = match self.window.windows.over(state.start, now) {
+            None => self.window.counting(state, now, count),
+            Some(over) => {
+                let owed = count.saturating_sub(over.saturating_mul(self.window.limit));
+                if owed == 0 {
+                    return begun();
+                }
+                self.window.counting(&begun(), now, owed)
             }
-            start = begun.start;
-        }
-        let own = self.window.counting(start, count);
+        };
         WindowState { ends_us: own.ends_us.min(state.ends_us), ..own }
     }
 
@@ -130,14 +142,14 @@ impl<const ALIGNED: bool> CountedWindow<ALIGNED> {
     fn changed_in(
         &self,
         state: &WindowState<ALIGNED>,
-        count: u64,
+        (now, count): (Timestamp, u64),
         current: WindowState<ALIGNED>,
     ) -> Write<WindowState<ALIGNED>> {
         if !ALIGNED {
             return WindowState { count, ..self.window.begin(state.start) }.put();
         }
         let most = self.window.most;
-        let own = |count: u64| self.window.counting(state.start, count.min(most));
+        let own = |count: u64| self.window.counting(state, now, count.min(most));
         if *state == own(state.count) {
             return if count > most { current } else { own(count) }.put();
         }
@@ -159,11 +171,11 @@ impl<const ALIGNED: bool> CountedWindow<ALIGNED> {
     ) -> Step<WindowState<ALIGNED>> {
         let window = self.window(state, now);
         let count = change(window.count);
-        let current = self.window.counting(window.start, count);
+        let current = self.window.counting(&window, now, count);
         let write = match self.live(state, now) {
             _ if count == window.count => Write::Keep,
             None => current.put(),
-            Some(state) => self.changed_in(state, change(state.count), current),
+            Some(state) => self.changed_in(state, (now, change(state.count)), current),
         };
         let write = match write {
             Write::Put { state, .. } if state.count == 0 || state.ends_us <= now.as_us() => {
@@ -188,23 +200,31 @@ impl<const ALIGNED: bool> CountedWindow<ALIGNED> {
         cost: u64,
     ) -> u64 {
         let cost = cost.min(reservation.counts);
-        let made = self.begin(reservation.timestamp);
-        let written = state.map_or(now, |state| state.start);
-        match self.window(state, now).start.checked_since(made) {
-            _ if written == made => cost,
-            None => 0,
-            Some(since) => {
-                let [level, limit, _] = reservation.terms;
-                let windows = since.as_us() / self.window.window_us;
-                let paid = windows.saturating_mul(limit.max(self.window.limit));
-                let lost = level.saturating_sub(self.window.most);
-                cost.saturating_sub(paid).saturating_sub(lost)
-            }
-        }
+        let made = reservation.timestamp;
+        let start = self.window(state, now).start;
+        let windows = match state {
+            Some(state) if self.window.contains(state, now, made) => return cost,
+            _ => self.window.windows.between(made, start, now),
+        };
+        windows.map_or(0, |windows| {
+            let [level, limit, _] = reservation.terms;
+            let paid = windows.saturating_mul(limit.max(self.window.limit));
+            let lost = level.saturating_sub(self.window.most);
+            cost.saturating_sub(paid).saturating_sub(lost)
+        })
     }
 }
 
 impl FixedWindow {
+    /// The calendar whose windows it has; `None` if they are of one length.
+    #[must_use]
+    pub const fn calendar(&self) -> Option<&'static Calendar> {
+        match self.window.windows {
+            Windows::Length(_) => None,
+            Windows::Calendar(calendar) => Some(calendar),
+        }
+    }
+
     /// As [`new`](Self::new), and up to `debt` may be owed: see [`Algorithm::debt`].
     ///
     /// # Errors
@@ -212,7 +232,7 @@ impl FixedWindow {
     pub fn with_debt(rate: Rate, debt: u64) -> Result<Self, ConfigError> {
         let Self { window } = Self::new(rate)?;
         let most = window.limit.saturating_add(debt);
-        let recovery_us = most.div_ceil(window.limit).saturating_mul(window.window_us);
+        let recovery_us = most.div_ceil(window.limit).saturating_mul(rate.period_us());
         if most > MAX_INTEGER || recovery_us > MAX_INTEGER {
             return Err(ConfigError::new(format!(
                 "{rate} with a debt of {debt} needs integers above 2^52; choose a smaller debt"
@@ -237,7 +257,10 @@ impl<const ALIGNED: bool> Algorithm for CountedWindow<ALIGNED> {
 
     fn state_kind(&self) -> Cow<'static, str> {
         let name = if ALIGNED { "fixed-window" } else { "first-request-window" };
-        kind_of_window(name, self.window_us())
+        match self.window.windows {
+            Windows::Length(us) => kind_of_window(name, us),
+            Windows::Calendar(calendar) => calendar.kind(name).into(),
+        }
     }
 
     fn step(&self, state: Option<&Self::State>, now: Timestamp, cost: u64) -> Step<Self::State> {
@@ -335,7 +358,6 @@ impl<const ALIGNED: bool> Algorithm for CountedWindow<ALIGNED> {
 impl<const ALIGNED: bool> InMemory for CountedWindow<ALIGNED> {}
 
 per!(FixedWindow);
-without_burst!(FixedWindow = "fixed-window" by window_us owing with_debt);
 owing!(FixedWindow);
 
 per!(FirstRequestWindow);

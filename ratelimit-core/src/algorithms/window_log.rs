@@ -21,7 +21,7 @@ use crate::in_memory::{InMemory, counts_entries};
 use crate::rate::{Rate, kind_of_window};
 use crate::reservation::Reservation;
 use crate::timestamp::Timestamp;
-use crate::window::{WindowLimit, WindowState};
+use crate::window::{WindowLimit, WindowState, Windows};
 
 /// The largest limit: the state keeps each admitted request.
 const MAX_LIMIT: u64 = 10_000;
@@ -90,13 +90,13 @@ impl WindowLog {
                  {MAX_LIMIT}, or use first-request-window, which keeps a count only"
             )));
         }
-        Ok(Self { window: WindowLimit { limit, most: limit, window_us: rate.period_us() } })
+        Ok(Self { window: WindowLimit { limit, most: limit, windows: Windows::Length(rate.period_us()) } })
     }
 
     /// The length of a window in microseconds.
     #[must_use]
     pub const fn window_us(&self) -> u64 {
-        self.window.window_us
+        self.window.windows.longest_us()
     }
 
     fn window<'s>(&self, state: Option<&'s WindowLogState>, now: Timestamp) -> Window<'s> {

@@ -1,0 +1,315 @@
+//! Unit tests of calendars: their windows, as other libraries and the clocks of the zones have them.
+
+use super::*;
+use crate::algorithms::{Algorithm as _, FixedWindow, Write};
+use crate::any_algorithm::AnyAlgorithm;
+use alloc::vec::Vec;
+
+const DAY_US: u64 = 86_400_000_000;
+
+fn calendar(unit: Unit, zone: &str, anchor: Option<&str>) -> &'static Calendar {
+    Calendar::of(unit, Some(zone), anchor).expect("a calendar")
+}
+
+fn at_s(seconds: i64) -> Timestamp {
+    Timestamp::saturating_from_us(u64::try_from(seconds).expect("since 1970") * SECOND_US)
+}
+
+/// A date of the Gregorian calendar, and an hour of it, in UTC.
+fn utc([year, month, day, hour]: [i64; 4]) -> i64 {
+    days_from_civil(year, month, day) * DAY_S + hour * 3_600
+}
+
+/// The begin and the end of the window that contains a second.
+fn bounds(calendar: &Calendar, at: i64) -> [i64; 2] {
+    let window = calendar.window(at_s(at));
+    let seconds = |us: u64| i64::try_from(us / SECOND_US).expect("below 2^53");
+    [seconds(window.start.as_us()), seconds(window.end_us)]
+}
+
+#[test]
+fn dates_and_days_convert_into_each_other() {
+    for (days, date) in [
+        (0, (1970, 1, 1)),
+        (59, (1970, 3, 1)),
+        (11_016, (2000, 2, 29)),
+        (-1, (1969, 12, 31)),
+        (47_541, (2100, 3, 1)),
+        (52_129, (2112, 9, 22)),
+    ] {
+        assert_eq!(civil_from_days(days), date);
+    }
+    for days in -800..53_000 {
+        let (year, month, day) = civil_from_days(days);
+        assert_eq!(days_from_civil(year, month, day), days);
+    }
+}
+
+#[test]
+fn windows_are_those_that_another_library_computes() {
+    let mut rows = 0;
+    for line in include_str!("windows.txt").lines().filter(|line| !line.starts_with('#')) {
+        let [zone, unit, anchor, at, start, end] = line.split(' ').collect::<Vec<_>>()[..] else {
+            panic!("{line}")
+        };
+        let unit = Unit::ALL.into_iter().find(|known| known.name() == unit).expect(line);
+        let calendar = calendar(unit, zone, (anchor != "-").then_some(anchor));
+        let [at, start, end] = [at, start, end].map(|number| number.parse().expect(line));
+        assert_eq!(bounds(calendar, at), [start, end], "{line}");
+        rows += 1;
+    }
+    assert!(rows > 400);
+}
+
+/// The table of gubernator's `interval_test.go` (its `GregorianExpiration`, of which each row is the
+/// last millisecond of a window). Its minutes and hours are windows of a length here.
+#[test]
+fn windows_end_when_those_of_gubernator_do() {
+    let november = utc([2019, 11, 11, 0]);
+    for (words, at, last_ms) in [
+        ("1/m", november, 1_573_430_459_999),
+        ("1/m", november + 30, 1_573_430_459_999),
+        ("1/h", november, 1_573_433_999_999),
+        ("1/h", november + 20 * 60 + 1, 1_573_433_999_999),
+        ("1/day", november, 1_573_516_799_999),
+        ("1/day", utc([2019, 11, 11, 12]) + 10 * 60 + 9, 1_573_516_799_999),
+        ("1/month", utc([2019, 11, 1, 0]), 1_575_158_399_999),
+        ("1/month", utc([2019, 11, 11, 22]) + 2 * 60 + 23, 1_575_158_399_999),
+        ("1/month", utc([2019, 1, 1, 0]), 1_548_979_199_999),
+        ("1/year", utc([2019, 1, 1, 0]), 1_577_836_799_999),
+        ("1/year", utc([2019, 3, 1, 20]) + 30 * 60 + 1_231, 1_577_836_799_999),
+    ] {
+        let window: FixedWindow = words.parse().expect(words);
+        let decision = window.step(None, at_s(at), 1).decision;
+        let end_us = at_s(at).as_us() + decision.reset_after_us;
+        assert_eq!(end_us, (last_ms + 1) * 1_000, "{words} at {at}");
+    }
+}
+
+/// What `IntervallyAlignedRefillSpecification` of bucket4j says of a bucket whose capacity is its
+/// refill: nothing comes back before the boundary, all at it, and a caller that was away for long
+/// finds the boundaries where they were.
+#[test]
+fn windows_are_refilled_at_boundaries_as_those_of_bucket4j_are() {
+    for (words, first_us, length_us) in [
+        ("400/100ms", 100_000, 100_000),
+        ("400/m", 60_000_000, 60_000_000),
+        ("400/day", DAY_US, DAY_US),
+        ("400/day anchor 7", DAY_US + 7 * 3_600_000_000, DAY_US),
+        ("400/week", 4 * DAY_US, 7 * DAY_US),
+    ] {
+        let window: FixedWindow = words.parse().expect(words);
+        let at = |us: u64| Timestamp::saturating_from_us(us);
+        let full = window.step(None, at(first_us), 400);
+        let Write::Put { state, .. } = full.write else { panic!("{words}") };
+        let peek = |us: u64| window.step(Some(&state), at(us), 0).decision.remaining;
+        assert_eq!(peek(first_us), 0, "{words}");
+        // A sixth of the interval later there is nothing, and the wait is the rest.
+        let sixth = first_us + length_us / 6;
+        let denied = window.step(Some(&state), at(sixth), 1).decision;
+        assert_eq!(denied.retry_after_us, Some(length_us - length_us / 6), "{words}");
+        assert_eq!((peek(first_us + length_us - 1), peek(first_us + length_us)), (0, 400), "{words}");
+        // In the middle of an interval long after.
+        let late = first_us + 326 * length_us + length_us / 2;
+        let again = window.step(Some(&state), at(late), 400);
+        assert!(again.decision.allowed, "{words}");
+        assert_eq!(again.decision.reset_after_us, length_us - length_us / 2, "{words}");
+    }
+}
+
+#[test]
+fn a_day_on_which_the_clocks_change_has_23_or_25_hours() {
+    let berlin = calendar(Unit::Day, "Europe/Berlin", None);
+    let hours = |at| {
+        let [start, end] = bounds(berlin, at);
+        (end - start) / 3_600
+    };
+    assert_eq!(hours(utc([2026, 3, 29, 12])), 23);
+    assert_eq!(hours(utc([2026, 10, 25, 12])), 25);
+    assert_eq!(hours(utc([2026, 10, 26, 12])), 24);
+    // By half an hour.
+    let howe = calendar(Unit::Day, "Australia/Lord_Howe", None);
+    let [start, end] = bounds(howe, utc([2026, 4, 4, 14]));
+    assert_eq!(end - start, 24 * 3_600 + 1_800);
+}
+
+#[test]
+fn an_hour_that_a_day_does_not_have_or_has_twice_still_begins_a_window() {
+    let berlin = calendar(Unit::Day, "Europe/Berlin", Some("2"));
+    // 2:00 is skipped, so the window begins at 3:00, which is 1:00 in UTC.
+    assert_eq!(bounds(berlin, utc([2026, 3, 29, 1])), [utc([2026, 3, 29, 1]), utc([2026, 3, 30, 0])]);
+    assert_eq!(bounds(berlin, utc([2026, 3, 29, 1]) - 1)[1], utc([2026, 3, 29, 1]));
+    // 2:00 comes twice, and the first time begins it.
+    let [start, end] = bounds(berlin, utc([2026, 10, 25, 1]));
+    assert_eq!([start, end], [utc([2026, 10, 25, 0]), utc([2026, 10, 26, 1])]);
+    // Midnight is skipped, in Beirut in March.
+    let beirut = calendar(Unit::Day, "Asia/Beirut", None);
+    let [start, end] = bounds(beirut, utc([2024, 3, 31, 12]));
+    assert_eq!([start, end], [utc([2024, 3, 30, 22]), utc([2024, 3, 31, 21])]);
+}
+
+#[test]
+fn a_month_without_the_anchor_begins_on_its_last_day_and_the_next_on_the_anchor() {
+    let billed = calendar(Unit::Month, "UTC", Some("31"));
+    let begins = [[1, 31], [2, 28], [3, 31], [4, 30], [5, 31]];
+    let begins = begins.map(|[month, day]| utc([2026, month, day, 0]));
+    for pair in begins.windows(2) {
+        assert_eq!(bounds(billed, pair[0]), [pair[0], pair[1]]);
+        assert_eq!(bounds(billed, pair[1] - 1), [pair[0], pair[1]]);
+    }
+    let leap = [utc([2028, 2, 29, 0]), utc([2028, 3, 31, 0])];
+    assert_eq!(bounds(billed, utc([2028, 3, 5, 0])), leap);
+    // 2100 is no leap year.
+    let century = [utc([2100, 2, 28, 0]), utc([2100, 3, 31, 0])];
+    assert_eq!(bounds(billed, utc([2100, 2, 28, 5])), century);
+}
+
+#[test]
+fn zones_that_change_their_rules_have_no_gap_and_no_overlap() {
+    // Samoa had no 30th of December 2011: its window has no length.
+    let apia = calendar(Unit::Day, "Pacific/Apia", None);
+    let skipped = utc([2011, 12, 30, 10]);
+    let [before, after] = [apia.window(at_s(skipped - 1)), apia.window(at_s(skipped))];
+    assert_eq!(before.end_us, after.start.as_us());
+    assert_eq!(after.number, before.number + 2);
+    assert_eq!(apia.start_us(before.number + 1), after.start.as_us());
+    for (zone, anchor) in [
+        ("Asia/Kathmandu", "5"),
+        ("Asia/Pyongyang", "0"),
+        ("America/Caracas", "3"),
+        ("America/St_Johns", "0"),
+        ("Antarctica/Troll", "1"),
+        ("Africa/Casablanca", "3"),
+        ("Pacific/Apia", "5"),
+        ("America/Havana", "0"),
+    ] {
+        let calendar = calendar(Unit::Day, zone, Some(anchor));
+        let mut window = calendar.window(at_s(utc([1984, 12, 30, 0])));
+        while window.end_us < at_s(utc([2020, 1, 1, 0])).as_us() {
+            let end = Timestamp::saturating_from_us(window.end_us);
+            let last = Timestamp::saturating_from_us(window.end_us - 1);
+            assert_eq!(calendar.window(last), window, "{zone}");
+            assert!(window.end_us - window.start.as_us() <= calendar.longest_us(), "{zone}");
+            let next = calendar.window(end);
+            assert_eq!(next.start, end, "{zone}");
+            window = next;
+        }
+    }
+}
+
+#[test]
+fn windows_reach_from_the_epoch_to_the_end_of_time() {
+    for unit in Unit::ALL {
+        for zone in ["UTC", "America/New_York", "Pacific/Kiritimati"] {
+            let calendar = calendar(unit, zone, None);
+            let first = calendar.window(Timestamp::ZERO);
+            assert_eq!(first.start, Timestamp::ZERO, "{zone}");
+            let last = calendar.window(Timestamp::MAX);
+            assert!(last.start <= Timestamp::MAX && last.end_us > Timestamp::MAX.as_us());
+            assert!(last.end_us < 1 << 53);
+        }
+    }
+    let window: FixedWindow = "3/year zone America/New_York debt 3".parse().expect("a limit");
+    let step = window.step(None, Timestamp::MAX, 3);
+    assert!(step.decision.allowed && step.decision.reset_after_us > 0);
+    let owing = window.force(None, Timestamp::MAX, 6).expect("it is supported");
+    assert!(owing.decision.allowed);
+}
+
+#[test]
+fn a_clock_that_goes_back_over_the_end_of_a_window_creates_no_capacity() {
+    let window: FixedWindow = "10/month zone Europe/Berlin".parse().expect("a limit");
+    let begin = utc([2026, 3, 31, 22]);
+    let Write::Put { state, .. } = window.step(None, at_s(begin), 10).write else { panic!() };
+    for back in [1, 86_400, 90 * 86_400] {
+        let denied = window.step(Some(&state), at_s(begin - back), 1).decision;
+        assert!(!denied.allowed);
+        let wait_s = u64::try_from(utc([2026, 4, 30, 22]) - begin + back).expect("later");
+        assert_eq!(denied.retry_after_us, Some(wait_s * SECOND_US));
+    }
+}
+
+#[test]
+fn the_next_window_pays_what_is_owed() {
+    let window: FixedWindow = "10/month debt 10".parse().expect("a limit");
+    let [january, february, march] = [1, 2, 3].map(|month| utc([2026, month, 10, 0]));
+    let forced = window.force(None, at_s(january), 17).expect("it is supported");
+    let Write::Put { state, .. } = forced.write else { panic!() };
+    assert_eq!(window.owed(Some(&state), at_s(january)), 7);
+    let later = |at| window.step(Some(&state), at_s(at), 0).decision;
+    assert_eq!((later(february).remaining, later(march).remaining), (3, 10));
+    let wait_us = forced.decision.reset_after_us;
+    assert_eq!(at_s(january).as_us() + wait_us, at_s(utc([2026, 3, 1, 0])).as_us());
+}
+
+#[test]
+fn a_state_is_named_by_unit_zone_and_anchor() {
+    for (words, kind) in [
+        ("1/month zone Europe/Berlin anchor 15", "month(Europe.Berlin.15)"),
+        ("1/month", "month(UTC.1)"),
+        ("1/week zone America/Port-au-Prince", "week(America.Port-au-Prince.monday)"),
+        ("1/day zone Etc/GMT+5 anchor 7", "day(Etc.GMT..5.7)"),
+        ("1/day zone Etc/GMT-5 anchor 7", "day(Etc.GMT-5.7)"),
+        ("1/year zone utc", "year(UTC)"),
+    ] {
+        let window: FixedWindow = words.parse().expect(words);
+        assert_eq!(window.state_kind(), ["fixed-window/", kind].concat());
+        assert!(crate::limit::Limit::new("a", window).is_ok(), "{words}");
+    }
+}
+
+#[test]
+fn equal_calendars_are_one() {
+    let one = calendar(Unit::Month, "Europe/Berlin", Some("15"));
+    assert!(core::ptr::eq(one, calendar(Unit::Month, "europe/berlin", Some("15"))));
+    for (unit, zone, anchor) in [
+        (Unit::Month, "Europe/Berlin", Some("14")),
+        (Unit::Month, "Europe/Vienna", Some("15")),
+        (Unit::Day, "Europe/Berlin", Some("15")),
+    ] {
+        assert_ne!(one, calendar(unit, zone, anchor));
+    }
+}
+
+#[test]
+fn the_text_of_a_limit_by_a_calendar_reads_back_as_the_same() {
+    for words in [
+        "fixed-window 1000/month",
+        "fixed-window 1000/month zone Europe/Berlin anchor 15 debt 100",
+        "fixed-window 5/week anchor sunday",
+        "fixed-window 5/day zone Asia/Kolkata anchor 6",
+        "fixed-window 5/year zone America/Argentina/Buenos_Aires",
+    ] {
+        let algorithm: AnyAlgorithm = words.parse().expect(words);
+        assert_eq!(algorithm.to_string(), words);
+    }
+    // What is said by default is left out, and a zone has the letters of the database.
+    let spaced: AnyAlgorithm = "fixed-window 5 / month zone utc anchor 1".parse().expect("a limit");
+    assert_eq!(spaced.to_string(), "fixed-window 5/month");
+}
+
+#[test]
+fn text_that_is_no_calendar_is_refused_with_what_is_accepted() {
+    for (words, says) in [
+        ("fixed-window 5/month zone Berlin", "\"Berlin\" is not a time zone"),
+        ("fixed-window 5/month anchor 32", "a day of the month from 1 to 31"),
+        ("fixed-window 5/month anchor 0", "a day of the month from 1 to 31"),
+        ("fixed-window 5/month anchor monday", "a day of the month from 1 to 31"),
+        ("fixed-window 5/day anchor 24", "an hour from 0 to 23"),
+        ("fixed-window 5/week anchor 1", "such as \"monday\""),
+        ("fixed-window 5/week anchor mondy", "did you mean \"monday\"?"),
+        ("fixed-window 5/year anchor 4", "a year begins on January 1"),
+        ("fixed-window 5/d zone Europe/Berlin", "zone has no meaning for a rate of 5/d"),
+        ("fixed-window 5/d anchor 4", "anchor has no meaning for a rate of 5/d"),
+        ("fixed-window 0/month", "a rate of 0"),
+        ("fixed-window x/month", "\"1000/month\""),
+        ("fixed-window 5/month debt 6", "a debt of at most 5"),
+        ("fixed-window 5/month burst 6", "no meaning for fixed-window"),
+        ("fixed-window 4503599627370496/month", "below 2^52"),
+        ("gcra 5/month", "only fixed-window does"),
+        ("sliding-log 5/day", "\"5000/d\""),
+    ] {
+        let message = words.parse::<AnyAlgorithm>().expect_err(words).to_string();
+        assert!(message.contains(says), "{words}: {message:?} lacks {says:?}");
+    }
+}
