@@ -228,6 +228,8 @@ mod tests {
             "gcra 10/s burst 20 debt 5",
             "token-bucket 7/5m burst 7",
             "fixed-window 2/m debt 9",
+            #[cfg(feature = "calendar")]
+            "fixed-window 9/month zone Europe/Berlin debt 9",
             "first-request-window 60/h",
             "window-log 3/s",
             "bucketed-window bucket 1s rates 10/1s, 50/10s",

@@ -36,7 +36,8 @@ pub trait Quota: Algorithm {
 
     /// The time, in microseconds, in which [`Decision::limit`] of this decision is admitted: the
     /// window, or for a bucket the time from empty to full. Of several windows with that limit, the
-    /// longest. `None` where the limit has none.
+    /// longest; of a calendar, whose present window a decision does not tell, the mean. `None` where
+    /// the limit has none.
     fn window_us(&self, decision: &Decision) -> Option<u64>;
 }
 
@@ -79,6 +80,9 @@ mod tests {
             ("gcra 10/s burst 20", "10/s"),
             ("sliding-log 2/m", "2/m"),
             ("bucketed-window bucket 1s rates 1000/1s, 5000/10s, 7000/15s", "7000/15s"),
+            // The mean month of 400 years, after which the calendar repeats.
+            #[cfg(feature = "calendar")]
+            ("fixed-window 12/month zone Europe/Berlin", "12/2629746s"),
         ] {
             let algorithm: AnyAlgorithm = words.parse().expect(words);
             assert_eq!(algorithm.rate(), Some(rate(expected)), "{words}");

@@ -52,6 +52,8 @@ const RELEASED: &str = "\
 burst/gcra: gcra 10/s burst 20 debt 5, by ip user, required, outage open
 tokens/gcra: token-bucket 7/5m burst 9 count attempts, max token-bucket 14/m burst 90, when method = \"POST\" and not path = \"/health\" or \"/assets/*\", shadow, outage closed
 daily/fixed-window/1d: fixed-window 1000/d debt 100, by user, outage local, warns at 80%
+monthly/fixed-window/month(Europe.Berlin.15): fixed-window 1000/month zone Europe/Berlin anchor 15 debt 100
+weekly/fixed-window/week(UTC.sunday): fixed-window 50/week anchor sunday
 first/first-request-window/1h: first-request-window 5/h
 log/window-log/90s: window-log 5/90s
 buckets/bucketed-window/250ms/10s: bucketed-window bucket 250ms rates 100/1s, 500/10s
@@ -164,6 +166,19 @@ const WRONG_LIMITS: &[(&str, &[&str])] = &[
     ("algorithm = 'gcra'\nrate = '1/s'\nblock = '1s'", &["block has no meaning for gcra"]),
     ("algorithm = 'bucketed-window'\nrates = ['1/s']", &["bucket = \"1s\""]),
     (
+        "algorithm = 'fixed-window'\nrate = '5/month'\nzone = 'Berlin'",
+        &["\"Berlin\" is not a time zone", "line 5, column 8"],
+    ),
+    (
+        "algorithm = 'fixed-window'\nrate = '5/month'\nanchor = 'monday'",
+        &["a day of the month from 1 to 31", "line 5, column 10"],
+    ),
+    (
+        "algorithm = 'fixed-window'\nrate = '5/d'\nzone = 'Europe/Berlin'",
+        &["zone has no meaning for a rate of 5/d", "line 5, column 8"],
+    ),
+    ("algorithm = 'gcra'\nrate = '5/month'", &["only fixed-window does", "line 4, column 8"]),
+    (
         "algorithm = 'bucketed-window'\nbucket = '2s'\nrates = ['1/s']",
         &["not a whole number of buckets", "such as 1s"],
     ),
@@ -199,6 +214,10 @@ const WRONG_LINES: &[(&str, &[&str])] = &[
     ("warn = '0%'", &["at 0 %", "1 to 100 percent"]),
     ("warn = '101%'", &["at 101 %", "1 to 100 percent"]),
     ("bucket = '1s'", &["bucket has no meaning for gcra"]),
+    ("anchor = 15", &["anchor has no meaning for gcra", "1000/month"]),
+    ("anchor = 32", &["anchor is \"32\"", "from 1 to 31"]),
+    ("anchor = '15'", &["anchor is \"15\"", "without quotes"]),
+    ("zone = 1", &["zone = \"Europe/Berlin\""]),
     ("count = 'all'", &["\"admitted\"", "\"attempts\""]),
     ("when = 'POST'", &["when is \"POST\"", "when = { path = \"/login\" }", "line 5, column 8"]),
     ("when = {}", &["when is an empty table"]),
@@ -268,7 +287,9 @@ const ANY: &[Values] = &[
     ("warn", &[None, Some("'80%'")]),
     ("count", &[None, Some("'admitted'"), Some("'attempts'")]),
     // Alone, the second is too large for a bucket, whose burst is then the count.
-    ("rate", &[Some("'7/5m'"), Some("'1125899906842624/30d'")]),
+    ("rate", &[Some("'7/5m'"), Some("'1125899906842624/30d'"), Some("'7/month'"), Some("'7/week'")]),
+    ("zone", &[None, None, Some("'Europe/Berlin'")]),
+    ("anchor", &[None, None, Some("15"), Some("'sunday'")]),
     ("burst", &[None, Some("1"), Some("1073741824"), Some("1125899906842624")]),
     ("debt", &[None, Some("3"), Some("1125899906842624")]),
     // In one of the windows, of one of the algorithms.
@@ -291,6 +312,10 @@ const WRONG: &[(&str, &str)] = &[
     ("warn", "'0%'"),
     ("count", "'all'"),
     ("rate", "'0/s'"),
+    ("rate", "'0/month'"),
+    ("zone", "'Berlin'"),
+    ("anchor", "32"),
+    ("anchor", "'15'"),
     ("burst", "0"),
     ("debt", "-1"),
     ("max", "9"),
@@ -306,12 +331,12 @@ const WRONG: &[(&str, &str)] = &[
 fn limit_fields() -> impl Strategy<Value = (&'static str, Vec<(&'static str, &'static str)>)> {
     let of_algorithm = |name: &'static str| {
         let has = move |field: &str| match name {
-            "lockout" => !["bucket", "rates", "burst", "debt"].contains(&field),
+            "lockout" => !["bucket", "rates", "zone", "anchor", "burst", "debt"].contains(&field),
             _ if OF_LOCKOUT.contains(&field) => false,
-            "bucketed-window" => !["rate", "burst", "debt"].contains(&field),
-            "gcra" | "token-bucket" => !["bucket", "rates"].contains(&field),
+            "bucketed-window" => !["rate", "zone", "anchor", "burst", "debt"].contains(&field),
+            "gcra" | "token-bucket" => !["zone", "anchor", "bucket", "rates"].contains(&field),
             "fixed-window" => !["bucket", "rates", "burst"].contains(&field),
-            _ => !["bucket", "rates", "burst", "debt"].contains(&field),
+            _ => !["zone", "anchor", "bucket", "rates", "burst", "debt"].contains(&field),
         };
         let fields: Vec<_> = ANY.iter().filter(|(field, _)| has(field)).collect();
         let values: Vec<_> = fields.iter().map(|(_, values)| select(*values)).collect();
@@ -347,7 +372,9 @@ proptest! {
                 let lengths = ["block", "factor", "longest", "forget"].map(with);
                 plain("rate") + &lengths.concat().replace('\'', "")
             }
-            _ => plain("rate") + &with("burst") + &with("debt"),
+            _ => ["zone", "anchor", "burst", "debt"].iter().fold(plain("rate"), |all, field| {
+                all + &with(field).replace('\'', "")
+            }),
         };
         // Text has one order.
         let due = format!("{algorithm} {numbers}").parse::<AnyAlgorithm>();
@@ -383,13 +410,19 @@ proptest! {
         (algorithm, mut fields) in limit_fields(),
         wrong in any::<Index>(),
     ) {
-        // What is too large in sum is another mistake.
+        // What is too large in sum is another mistake, and so is a calendar where there is none.
+        let has = |name: &str| fields.iter().any(|(field, _)| *field == name);
+        let calendar = has("zone") || has("anchor");
+        fields.retain(|(field, _)| !(calendar && *field == "max"));
         for (field, value) in &mut fields {
             match *field {
+                "rate" if calendar => *value = "'7/month'",
                 "rate" => *value = "'7/5m'",
+                "anchor" => *value = "15",
                 "burst" => *value = "1",
                 "debt" => *value = "3",
                 "max" if algorithm == "bucketed-window" => *value = "'bucket 1s rates 9/10m'",
+                "max" if algorithm == "lockout" => *value = "'9/5m block 5m'",
                 "max" => *value = "'9/5m'",
                 "count" => *value = "'admitted'",
                 "block" => *value = "'5m'",

@@ -37,6 +37,11 @@ fn a_share_divides_bursts_counts_and_debts_rounded_down_and_rates_exactly() {
         ("gcra 10/s burst 20 debt 31", 4, "gcra 5/2s burst 5 debt 7"),
         ("token-bucket 10/s burst 20 debt 4", 2, "token-bucket 5/s burst 10 debt 2"),
         ("fixed-window 10/s debt 7", 3, "fixed-window 3/s debt 2"),
+        (
+            "fixed-window 10/month zone Europe/Berlin anchor 15 debt 7",
+            3,
+            "fixed-window 3/month zone Europe/Berlin anchor 15 debt 2",
+        ),
     ] {
         assert_eq!(share_of(limit, nodes), Ok(algorithm(share)), "{limit} among {nodes}");
     }
