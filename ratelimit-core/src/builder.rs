@@ -156,7 +156,9 @@ macro_rules! without_burst {
                 match (burst, debt) {
                     (None, None) => Self::new(rate),
                     (None, Some(_)) => Err(ConfigError::new(concat!(
-                        "debt has no meaning for ", $name, "; leave it out, or use gcra, token-bucket or fixed-window"
+                        "debt has no meaning for ",
+                        $name,
+                        "; leave it out, or use gcra, token-bucket or fixed-window"
                     ))),
                     (Some(_), _) => Err($crate::builder::no_burst($name)),
                 }

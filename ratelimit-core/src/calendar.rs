@@ -8,6 +8,7 @@
 use alloc::format;
 use alloc::string::{String, ToString};
 use core::fmt;
+use core::sync::atomic::{AtomicU64, Ordering};
 
 use crate::error::{ConfigError, did_you_mean};
 use crate::rate::{CALENDAR_UNITS, whole_number};
@@ -19,6 +20,7 @@ use zone::Zone;
 
 const DAY_S: i64 = 86_400;
 const SECOND_US: u64 = 1_000_000;
+const MINUTE_US: u64 = 60 * SECOND_US;
 
 /// The days of the week from the first of 1970, which was a Thursday.
 const WEEKDAYS: [&str; 7] =
@@ -118,9 +120,7 @@ pub(crate) fn check_anchor(words: &str) -> Result<(), ConfigError> {
     }
     let [day, week, month] = [Unit::Day, Unit::Week, Unit::Month].map(Unit::anchors);
     let meant = did_you_mean(words, WEEKDAYS);
-    Err(ConfigError::new(format!(
-        "anchor is {words:?}; write {month}, {week}, or {day}{meant}"
-    )))
+    Err(ConfigError::new(format!("anchor is {words:?}; write {month}, {week}, or {day}{meant}")))
 }
 
 /// Refuses a zone that is not known.
@@ -158,18 +158,66 @@ pub(crate) fn check_zone(name: &str) -> Result<(), ConfigError> {
 /// # }
 /// # Ok::<(), ratelimit_core::ConfigError>(())
 /// ```
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Debug)]
 pub struct Calendar {
+    rule: Rule,
+    /// The window that was last asked for. Nearly all requests ask for the present one, and the
+    /// rules of a zone take longer than the step.
+    recent: Recent,
+}
+
+/// One calendar for each rule.
+impl PartialEq for Calendar {
+    fn eq(&self, other: &Self) -> bool {
+        self.rule == other.rule
+    }
+}
+
+impl Eq for Calendar {}
+
+/// Where the windows of a calendar begin.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Rule {
     unit: Unit,
     /// The hour, the day of the week since Thursday, or the day of the month.
     anchor: u8,
     zone: Zone,
 }
 
+/// A window in one word, so that threads share it: in minutes its begin (27 bits) and its length
+/// (20 bits), and its number since 1969 (16 bits). 0 is none.
+#[derive(Debug, Default)]
+struct Recent(AtomicU64);
+
+impl Recent {
+    fn get(&self) -> Option<CalendarWindow> {
+        let word = self.0.load(Ordering::Relaxed);
+        let start_us = (word >> 36) * MINUTE_US;
+        let end_us = start_us + (word >> 16 & 0xf_ffff) * MINUTE_US;
+        let number = i64::from(word as u16);
+        let start = Timestamp::from_us(start_us)?;
+        (word != 0).then_some(CalendarWindow { number, start, end_us })
+    }
+
+    /// Keeps a window, if it fits.
+    fn set(&self, window: CalendarWindow) {
+        let CalendarWindow { number, start, end_us } = window;
+        let length_us = end_us - start.as_us();
+        let [start_min, length_min] = [start.as_us(), length_us].map(|us| us / MINUTE_US);
+        let is_whole = start.as_us().is_multiple_of(MINUTE_US) && end_us.is_multiple_of(MINUTE_US);
+        let Ok(number) = u16::try_from(number) else { return };
+        if is_whole && start_min < 1 << 27 && length_min < 1 << 20 {
+            let word = start_min << 36 | length_min << 16 | u64::from(number);
+            self.0.store(word, Ordering::Relaxed);
+        }
+    }
+}
+
 /// A window of a [`Calendar`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CalendarWindow {
-    /// Its number: one more than that of the window before.
+    /// Its number: one more than that of the window before. A day that a zone left out has a window
+    /// without length.
     pub number: i64,
     /// When it begins; the Unix epoch, if that is later.
     pub start: Timestamp,
@@ -187,20 +235,30 @@ impl Calendar {
     ) -> Result<&'static Self, ConfigError> {
         let zone = Zone::named(zone.unwrap_or(zone::UTC))?;
         let anchor = anchor.map_or(Ok(unit.own_anchor()), |words| unit.anchor(words))?;
-        Ok(Self { unit, anchor, zone }.interned())
+        Ok(Rule { unit, anchor, zone }.interned())
     }
 
     /// The window that contains this moment.
     #[must_use]
     pub fn window(&self, at: Timestamp) -> CalendarWindow {
+        let contains = |window: &CalendarWindow| window.start <= at && at.as_us() < window.end_us;
+        self.recent.get().filter(contains).unwrap_or_else(|| {
+            let window = self.window_by_rule(at);
+            self.recent.set(window);
+            window
+        })
+    }
+
+    /// The same for a moment that is not the present, and that nobody asks for again.
+    pub(crate) fn window_by_rule(&self, at: Timestamp) -> CalendarWindow {
         let at_s = at.as_us() / SECOND_US;
         let at_s = i64::try_from(at_s).unwrap_or(i64::MAX);
-        let mut number = self.number_on(self.zone.local_s(at_s));
+        let mut number = self.rule.number_on(self.rule.zone.local_s(at_s));
         // Clocks that go back show the date before for a second time, and clocks that skip the begin
         // of a window show its date before that. Both go over one begin at most.
-        if at_s < self.start_s(number) {
+        if at_s < self.rule.start_s(number) {
             number -= 1;
-        } else if self.start_s(number + 1) <= at_s {
+        } else if self.rule.start_s(number + 1) <= at_s {
             number += 1;
         }
         let start = Timestamp::saturating_from_us(self.start_us(number));
@@ -211,31 +269,46 @@ impl Calendar {
     /// later.
     #[must_use]
     pub fn start_us(&self, number: i64) -> u64 {
-        u64::try_from(self.start_s(number)).unwrap_or(0) * SECOND_US
+        u64::try_from(self.rule.start_s(number)).unwrap_or(0) * SECOND_US
     }
 
     /// A time that no window is longer than, in microseconds.
     #[must_use]
     pub const fn longest_us(&self) -> u64 {
-        self.unit.longest_days() * 86_400 * SECOND_US
+        self.rule.unit.longest_days() * 86_400 * SECOND_US
     }
 
     /// The mean length of a window, in microseconds: that of a month is 30.44 days.
     #[must_use]
     pub const fn mean_us(&self) -> u64 {
-        self.unit.mean_us()
+        self.rule.unit.mean_us()
     }
 
+    /// The [kind](crate::Algorithm::state_kind) of the states of these windows, such as
+    /// `fixed-window/month(Europe.Berlin.15)`.
+    pub(crate) fn kind(&self, algorithm: &str) -> String {
+        let Rule { unit, zone, .. } = &self.rule;
+        // No name of a zone contains a full stop.
+        let zone = zone.name().replace('/', ".").replace('+', "..");
+        let name = unit.name();
+        match unit {
+            Unit::Year => format!("{algorithm}/{name}({zone})"),
+            _ => format!("{algorithm}/{name}({zone}.{})", self.rule.anchor_words()),
+        }
+    }
+}
+
+impl Rule {
     fn start_s(&self, number: i64) -> i64 {
         let anchor = i64::from(self.anchor);
         self.zone.moment_s(match self.unit {
             Unit::Day => number * DAY_S + anchor * 3_600,
             Unit::Week => (7 * number + anchor) * DAY_S,
             Unit::Month => {
-                let (year, month) = (number.div_euclid(12), number.rem_euclid(12) + 1);
+                let (year, month) = (1969 + number.div_euclid(12), number.rem_euclid(12) + 1);
                 days_from_civil(year, month, self.day_in(year, month)) * DAY_S
             }
-            Unit::Year => days_from_civil(number, 1, 1) * DAY_S,
+            Unit::Year => days_from_civil(1969 + number, 1, 1) * DAY_S,
         })
     }
 
@@ -247,9 +320,9 @@ impl Calendar {
             Unit::Week => (day - anchor).div_euclid(7),
             Unit::Month => {
                 let (year, month, date) = civil_from_days(day);
-                12 * year + month - 1 - i64::from(date < self.day_in(year, month))
+                12 * (year - 1969) + month - 1 - i64::from(date < self.day_in(year, month))
             }
-            Unit::Year => civil_from_days(day).0,
+            Unit::Year => civil_from_days(day).0 - 1969,
         }
     }
 
@@ -260,28 +333,10 @@ impl Calendar {
         length.min(self.anchor.into())
     }
 
-    /// The anchor, if it is not the unit's own.
-    fn anchor_words(&self) -> Option<String> {
-        let is_own = self.anchor == self.unit.own_anchor();
-        (!is_own).then(|| self.full_anchor())
-    }
-
-    fn full_anchor(&self) -> String {
+    fn anchor_words(&self) -> String {
         match self.unit {
             Unit::Week => WEEKDAYS[usize::from(self.anchor % 7)].to_string(),
             _ => self.anchor.to_string(),
-        }
-    }
-
-    /// The [kind](crate::Algorithm::state_kind) of the states of these windows, such as
-    /// `fixed-window/month(Europe.Berlin.15)`.
-    pub(crate) fn kind(&self, algorithm: &str) -> String {
-        // No name of a zone contains a full stop.
-        let zone = self.zone.name().replace('/', ".").replace('+', "..");
-        let (unit, anchor) = (self.unit.name(), self.full_anchor());
-        match self.unit {
-            Unit::Year => format!("{algorithm}/{unit}({zone})"),
-            _ => format!("{algorithm}/{unit}({zone}.{anchor})"),
         }
     }
 }
@@ -289,12 +344,16 @@ impl Calendar {
 /// What stands after the count of a rate: `/month zone Europe/Berlin anchor 15`.
 impl fmt::Display for Calendar {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "/{}", self.unit.name())?;
-        match self.zone.name() {
+        let Rule { unit, anchor, zone } = &self.rule;
+        write!(f, "/{}", unit.name())?;
+        match zone.name() {
             zone::UTC => {}
             zone => write!(f, " zone {zone}")?,
         }
-        self.anchor_words().map_or(Ok(()), |anchor| write!(f, " anchor {anchor}"))
+        match *anchor == unit.own_anchor() {
+            true => Ok(()),
+            false => write!(f, " anchor {}", self.rule.anchor_words()),
+        }
     }
 }
 

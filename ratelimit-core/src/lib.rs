@@ -204,14 +204,14 @@ pub use timestamp::Timestamp;
 /// The parts of an [`Algorithm`]: its steps, the traits of what it can do besides, builders, and
 /// the states of the built-in ones.
 pub mod algorithm {
+    #[cfg(feature = "calendar")]
+    pub use crate::algorithms::{Anchor, CalendarBuilder};
     pub use crate::algorithms::{
         BucketCount, BucketWindow, BucketedWindowState, ConcurrencyState, CountedWindow,
         FirstRequestState, FixedWindowState, GcraState, LockoutBuilder, LockoutState,
         LoggedRequest, MaybeStep, Recovery, SlidingCounterState, SlidingLogState, Step,
         WindowLogState, Write,
     };
-    #[cfg(feature = "calendar")]
-    pub use crate::algorithms::{Anchor, CalendarBuilder};
     pub use crate::any_algorithm::AnyState;
     pub use crate::builder::{AlgorithmBuilder, FromRate};
     pub use crate::calendar::{Calendar, CalendarWindow};

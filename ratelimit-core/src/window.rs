@@ -56,8 +56,11 @@ impl Windows {
             Self::Length(us) => start.as_us() + windows * us,
             // No count is owed for more windows than that.
             Self::Calendar(calendar) => {
-                let windows = i64::try_from(windows).unwrap_or(i64::MAX);
-                calendar.start_us(calendar.window(start).number.saturating_add(windows))
+                let first = calendar.window(start);
+                match i64::try_from(windows) {
+                    Ok(1) => first.end_us,
+                    windows => calendar.start_us(first.number + windows.unwrap_or_default()),
+                }
             }
         }
     }
@@ -66,7 +69,9 @@ impl Windows {
     /// window, `None` if in a later one.
     pub(crate) fn between(self, made: Timestamp, start: Timestamp, now: Timestamp) -> Option<u64> {
         match self {
-            Self::Length(us) => start.checked_since(made.aligned(us)).map(|since| since.as_us() / us),
+            Self::Length(us) => {
+                start.checked_since(made.aligned(us)).map(|since| since.as_us() / us)
+            }
             Self::Calendar(calendar) => {
                 let current = calendar.window(now);
                 let before_us = calendar.start_us(current.number - 1);
@@ -89,8 +94,8 @@ impl Windows {
                 .then(|| now.aligned(us).saturating_us_since(start) / us),
             Self::Calendar(calendar) => {
                 let current = calendar.window(now);
-                let over = |from: Timestamp| current.number - calendar.window(from).number;
-                (start < current.start).then(|| u64::try_from(over(start)).unwrap_or(0))
+                let over = || current.number - calendar.window_by_rule(start).number;
+                (start < current.start).then(|| u64::try_from(over()).unwrap_or(0))
             }
         }
     }
@@ -147,9 +152,7 @@ impl WindowLimit {
     ) -> bool {
         match self.windows {
             Windows::Length(us) => made.aligned(us) == of.start,
-            Windows::Calendar(_) => {
-                of.start <= made && made.as_us() < self.end_us(of, now)
-            }
+            Windows::Calendar(_) => of.start <= made && made.as_us() < self.end_us(of, now),
         }
     }
 
@@ -206,12 +209,18 @@ impl WindowLimit {
             return Step { decision: self.decision((now, cost), window, fits), write: Write::Keep };
         }
         let after = self.counting(&window, now, window.count + cost);
-        Step { decision: self.decision((now, cost), after, true), write: after.put() }
+        Step { decision: self.decision((now, cost), after, true), write: self.put(after) }
     }
-}
 
-impl<const ALIGNED: bool> WindowState<ALIGNED> {
-    pub(crate) fn put(self) -> Write<Self> {
-        Write::until(self, self.ends_us)
+    /// Puts a state, until its count is gone.
+    pub(crate) fn put<const ALIGNED: bool>(
+        self,
+        state: WindowState<ALIGNED>,
+    ) -> Write<WindowState<ALIGNED>> {
+        let expires_us = match self.windows {
+            Windows::Length(_) => state.ends_us,
+            Windows::Calendar(_) => state.ends_us.min(self.gone_us(state.start, state.count)),
+        };
+        Write::until(state, expires_us)
     }
 }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ratelimit_core::store::Op;
-use ratelimit_core::{Algorithm, ConfigError, ErrorKind, Limit, Refusal, StoreError};
+use ratelimit_core::{Algorithm, ConfigError, ErrorKind, Limit, Refusal, StoreError, Timestamp};
 
 /// What a function returns that fails with a [`RedisError`].
 pub(crate) type Result<T, E = RedisError> = std::result::Result<T, E>;
@@ -108,8 +108,8 @@ pub enum RedisError {
     /// A transaction cannot decide this limit. Nothing was charged.
     #[error(
         "limit {limit:?}: a transaction charges whatever it reads, and cannot decide this; use \
-         the Lua mode, or count = \"attempts\" (in code: count_attempts()) with one of fixed-window, first-request-window, \
-         window-log and sliding-log"
+         the Lua mode, or count = \"attempts\" (in code: count_attempts()) with one of fixed-window (whose windows are a \
+         length, and none of a calendar), first-request-window, window-log and sliding-log"
     )]
     NotNative {
         /// The limit's name.
@@ -127,6 +127,23 @@ pub enum RedisError {
     /// The request is invalid. Nothing was charged.
     #[error(transparent)]
     Refused(#[from] Refusal),
+    /// By the server's clock, the limit is in none of the windows that the program named: its clock
+    /// is behind, or a window of the calendar ahead. Nothing was charged.
+    #[error(
+        "limit {limit:?}: the clock of Redis at {address} says {server} since 1970, and this program's {client}, which \
+         are more than a window of its calendar apart; set whichever is wrong, and keep both by NTP"
+    )]
+    #[non_exhaustive]
+    OtherWindow {
+        /// The limit's name.
+        limit: String,
+        /// Host and port.
+        address: Arc<str>,
+        /// What the server's clock says.
+        server: Timestamp,
+        /// What this program's clock says.
+        client: Timestamp,
+    },
     /// A script decided differently from the limit's step on the same state, so one of the two is
     /// wrong. The request may have been charged.
     #[error(
@@ -240,7 +257,7 @@ impl From<ConfigError> for RedisError {
 impl StoreError for RedisError {
     fn kind(&self) -> ErrorKind {
         match self {
-            Self::Config(_) => ErrorKind::Config,
+            Self::Config(_) | Self::OtherWindow { .. } => ErrorKind::Config,
             Self::Unreachable { .. } | Self::NoServer { .. } => ErrorKind::Unavailable,
             Self::Lost { .. } | Self::TimedOut { .. } | Self::Protocol { .. } => {
                 ErrorKind::Indeterminate
@@ -299,6 +316,7 @@ mod tests {
             RedisError::Refused(_) => 12,
             RedisError::Disagrees { .. } => 13,
             RedisError::Protocol { .. } => 14,
+            RedisError::OtherWindow { .. } => 15,
         }
     }
 
@@ -344,6 +362,16 @@ mod tests {
                 false,
             ),
             (cannot_reserve.into(), ErrorKind::Unsupported, false),
+            (
+                RedisError::OtherWindow {
+                    limit: limit.clone(),
+                    address: address(),
+                    server: Timestamp::ZERO,
+                    client: Timestamp::MAX,
+                },
+                ErrorKind::Config,
+                false,
+            ),
             (RedisError::Disagrees { limit, address: address() }, ErrorKind::Indeterminate, true),
             (
                 RedisError::Protocol { address: address(), answer: "integer".into() },

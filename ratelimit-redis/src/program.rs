@@ -3,7 +3,8 @@
 use std::borrow::Cow;
 use std::hash::{Hash, Hasher};
 
-use ratelimit_core::Algorithm;
+use ratelimit_core::algorithm::{Calendar, CalendarWindow};
+use ratelimit_core::{Algorithm, Timestamp};
 use smallvec::SmallVec;
 
 use crate::codec::parsed;
@@ -60,6 +61,8 @@ pub struct Twin {
     pub(crate) attempts: bool,
     /// The place in a stack, such as `/0`; empty outside of one.
     pub(crate) place: String,
+    /// The calendar whose windows the script is told behind the parameters.
+    pub(crate) calendar: Option<&'static Calendar>,
 }
 
 impl Twin {
@@ -72,7 +75,23 @@ impl Twin {
         parameters: [u64; N],
     ) -> Self {
         let parameters = SmallVec::from_slice(&parameters);
-        Self { program, parameters, capacity, unit: 1, attempts: false, place: String::new() }
+        let (attempts, place, calendar) = (false, String::new(), None);
+        Self { program, parameters, capacity, unit: 1, attempts, place, calendar }
+    }
+
+    /// Tells the script the windows of this calendar.
+    pub(crate) fn by_calendar(self, calendar: &'static Calendar) -> Self {
+        Self { calendar: Some(calendar), ..self }
+    }
+
+    /// Adds what a script is told of a calendar at this time: how long no window is longer than, and
+    /// the begins of five windows, of which the second contains the time.
+    pub(crate) fn told_at(&mut self, now: impl FnOnce() -> Timestamp) {
+        let Some(calendar) = self.calendar else { return };
+        let CalendarWindow { number, start, end_us } = calendar.window(now());
+        let begin_us = |later: i64| calendar.start_us(number + later);
+        self.parameters.push(calendar.longest_us());
+        self.parameters.extend([begin_us(-1), start.as_us(), end_us, begin_us(2), begin_us(3)]);
     }
 
     /// Sets how many internal units the algorithm counts per unit of cost. The capacity in units

@@ -117,6 +117,13 @@ fn text_of(program: &'static Program, mark: &str, place: usize) -> String {
         "give" if program.is_of_numbers() && !has(mark) => "charge = 0".to_owned(),
         "mark" | "terms" if !has(mark) => "nil".to_owned(),
         "terms" => format!("{{ {} }}", section(mark).trim()),
+        "bounds_or_unknown" if has("bounds") => {
+            section("bounds") + "if outside then unknown0 = true break end"
+        }
+        "bounds_or_error" if has("bounds") => {
+            let raised = "error('RLWINDOW ' .. check0 .. ' ' .. format('%d', now), 0)";
+            format!("{}if outside then {raised} end", section("bounds"))
+        }
         "carries" => has("carry").to_string(),
         "fills" => has("fill").to_string(),
         // A lease is given back whole.

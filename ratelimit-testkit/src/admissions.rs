@@ -11,6 +11,8 @@ use std::fmt;
 
 use ratelimit_core::{Algorithm, AnyAlgorithm, Timestamp};
 
+use crate::almanac::number;
+
 /// When something happened, as far as is known: no earlier and no later.
 type Between = [Timestamp; 2];
 
@@ -111,7 +113,10 @@ fn most_between(algorithm: &AnyAlgorithm, begin_us: u64, end_us: u64) -> u64 {
                 u128::from(rate.count()) * u128::from(length_us) / u128::from(rate.period_us());
             capacity.saturating_add(u64::try_from(refilled).unwrap_or(u64::MAX))
         }
-        AnyAlgorithm::FixedWindow(window) => aligned(window.window_us()).saturating_mul(capacity),
+        AnyAlgorithm::FixedWindow(window) => {
+            let [first, last] = [begin_us, end_us].map(|at_us| number(window, at_us));
+            (last - first + 1).saturating_mul(capacity)
+        }
         AnyAlgorithm::SlidingCounter(counter) => {
             aligned(counter.window_us()).saturating_mul(capacity)
         }

@@ -190,6 +190,7 @@
 
 mod admissions;
 mod algorithm;
+mod almanac;
 mod also_sync;
 mod by_own_clock;
 mod calendar;

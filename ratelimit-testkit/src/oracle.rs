@@ -17,6 +17,7 @@ use ratelimit_core::{
     ManualClock, Refusal, Store, Verdict,
 };
 
+use crate::almanac::number;
 use crate::seeds::{full_us, refill};
 
 use End::{Newest, Oldest};
@@ -89,11 +90,11 @@ fn remaining_parts(algorithm: &AnyAlgorithm, history: &[AccountChange], now_us: 
     match algorithm {
         AnyAlgorithm::Gcra(_) => in_bucket(refill(algorithm), history, at_us),
         AnyAlgorithm::FixedWindow(fixed) => {
-            let (mut counted, mut window) = (0, 0);
+            let (mut counted, mut window) = (0, number(fixed, 0));
             let now = AccountChange { at_us, parts: 0 };
             for event in history.iter().chain([&now]) {
                 // Each window that begins pays as much as the limit.
-                let of_event = event.at_us / fixed.window_us();
+                let of_event = number(fixed, event.at_us);
                 let paid = i128::from(of_event - window) * capacity(algorithm);
                 counted = (counted - paid).max(0) + event.parts;
                 window = of_event;

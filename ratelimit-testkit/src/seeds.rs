@@ -86,6 +86,21 @@ const BUCKETS: &[(&str, u64)] = &[
 const WINDOWS: &[&str] =
     &["1/s", "3/s", "2/3us", "7/5m", "4/250ms", "1000/250ms", "10000000/s", "5/30d", "1000003/30d"];
 
+/// Windows of calendars: months of different lengths, the last day of each, clocks that change at
+/// midnight or by half an hour, and debts. Two of each kind, for limits that change.
+const CALENDARS: &[&str] = &[
+    "fixed-window 5/month",
+    "fixed-window 9/month debt 4",
+    "fixed-window 3/month zone Europe/Berlin anchor 31 debt 3",
+    "fixed-window 7/month zone Europe/Berlin anchor 31",
+    "fixed-window 3/day zone America/Havana",
+    "fixed-window 2/day zone America/Havana debt 2",
+    "fixed-window 3/day zone Australia/Lord_Howe anchor 2 debt 1",
+    "fixed-window 1/day zone Australia/Lord_Howe anchor 2",
+    "fixed-window 1000003/week zone Asia/Kathmandu anchor sunday",
+    "fixed-window 5/year zone America/New_York",
+];
+
 /// Rates and bursts of buckets that do not refill a unit during a test.
 const SLOW_BUCKETS: &[(&str, u64)] = &[("1/h", 1), ("3/h", 5), ("2/h", 3), ("7/30d", 7)];
 
@@ -190,13 +205,14 @@ impl AlgorithmKind {
     #[must_use]
     pub fn seeds(self) -> Vec<AnyAlgorithm> {
         let mut seeds = self.of_rates(BUCKETS, WINDOWS);
-        seeds.extend(self.own_of(&OWING));
-        seeds.extend(self.own_of(&LOCKOUTS));
+        for words in [&OWING[..], CALENDARS, &LOCKOUTS] {
+            seeds.extend(self.in_words(words));
+        }
         seeds
     }
 
     /// Those of these limits that are of this algorithm.
-    fn own_of(self, words: &[&str]) -> impl Iterator<Item = AnyAlgorithm> {
+    fn in_words(self, words: &[&str]) -> impl Iterator<Item = AnyAlgorithm> {
         let algorithms = words.iter().map(|words| words.parse().expect("only limits stand there"));
         algorithms.filter(move |algorithm| Self::from_algorithm(algorithm) == self)
     }
@@ -231,7 +247,7 @@ impl AlgorithmKind {
                 [2, 3].map(|us| self.algorithm(rate(capacity, us), 0))
             }
         });
-        plain.chain(self.own_of(&TINY_OWING)).chain(self.own_of(&TINY_LOCKOUTS)).collect()
+        plain.chain(self.in_words(&TINY_OWING)).chain(self.in_words(&TINY_LOCKOUTS)).collect()
     }
 }
 
@@ -395,10 +411,12 @@ pub(crate) fn full_us(algorithm: &AnyAlgorithm) -> u64 {
 }
 
 /// The length of a clock-aligned window, or the part of it in which nothing leaves the window;
-/// `None` if its windows are not aligned to the clock.
+/// `None` if its windows are not aligned to the clock, or are those of a calendar.
 pub(crate) fn aligned_us(algorithm: &AnyAlgorithm) -> Option<u64> {
     match algorithm {
-        AnyAlgorithm::FixedWindow(window) => Some(window.window_us()),
+        AnyAlgorithm::FixedWindow(window) => {
+            window.calendar().is_none().then(|| window.window_us())
+        }
         AnyAlgorithm::SlidingCounter(counter) => Some(counter.window_us()),
         AnyAlgorithm::BucketedWindow(window) => Some(window.bucket_us()),
         AnyAlgorithm::Gcra(_)

@@ -146,12 +146,12 @@ impl<const ALIGNED: bool> CountedWindow<ALIGNED> {
         current: WindowState<ALIGNED>,
     ) -> Write<WindowState<ALIGNED>> {
         if !ALIGNED {
-            return WindowState { count, ..self.window.begin(state.start) }.put();
+            return self.window.put(WindowState { count, ..self.window.begin(state.start) });
         }
         let most = self.window.most;
         let own = |count: u64| self.window.counting(state, now, count.min(most));
         if *state == own(state.count) {
-            return if count > most { current } else { own(count) }.put();
+            return self.window.put(if count > most { current } else { own(count) });
         }
         // Another limit wrote it, and may be owed more than this one counts, or less.
         let owed_us = if count.min(most) > self.window.limit { own(count).ends_us } else { 0 };
@@ -159,7 +159,7 @@ impl<const ALIGNED: bool> CountedWindow<ALIGNED> {
         // A charge of a later window of this limit counts there, and for the other limit still in
         // its own.
         let start = if count > state.count { state.start.max(current.start) } else { state.start };
-        WindowState { start, count: count.min(MAX_INTEGER), ends_us }.put()
+        Write::until(WindowState { start, count: count.min(MAX_INTEGER), ends_us }, ends_us)
     }
 
     /// A refund or a forced charge, which counts in the window as it was written.
@@ -174,7 +174,7 @@ impl<const ALIGNED: bool> CountedWindow<ALIGNED> {
         let current = self.window.counting(&window, now, count);
         let write = match self.live(state, now) {
             _ if count == window.count => Write::Keep,
-            None => current.put(),
+            None => self.window.put(current),
             Some(state) => self.changed_in(state, (now, change(state.count)), current),
         };
         let write = match write {

@@ -90,7 +90,9 @@ impl WindowLog {
                  {MAX_LIMIT}, or use first-request-window, which keeps a count only"
             )));
         }
-        Ok(Self { window: WindowLimit { limit, most: limit, windows: Windows::Length(rate.period_us()) } })
+        Ok(Self {
+            window: WindowLimit { limit, most: limit, windows: Windows::Length(rate.period_us()) },
+        })
     }
 
     /// The length of a window in microseconds.

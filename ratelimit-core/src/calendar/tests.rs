@@ -108,7 +108,11 @@ fn windows_are_refilled_at_boundaries_as_those_of_bucket4j_are() {
         let sixth = first_us + length_us / 6;
         let denied = window.step(Some(&state), at(sixth), 1).decision;
         assert_eq!(denied.retry_after_us, Some(length_us - length_us / 6), "{words}");
-        assert_eq!((peek(first_us + length_us - 1), peek(first_us + length_us)), (0, 400), "{words}");
+        assert_eq!(
+            (peek(first_us + length_us - 1), peek(first_us + length_us)),
+            (0, 400),
+            "{words}"
+        );
         // In the middle of an interval long after.
         let late = first_us + 326 * length_us + length_us / 2;
         let again = window.step(Some(&state), at(late), 400);
@@ -137,7 +141,10 @@ fn a_day_on_which_the_clocks_change_has_23_or_25_hours() {
 fn an_hour_that_a_day_does_not_have_or_has_twice_still_begins_a_window() {
     let berlin = calendar(Unit::Day, "Europe/Berlin", Some("2"));
     // 2:00 is skipped, so the window begins at 3:00, which is 1:00 in UTC.
-    assert_eq!(bounds(berlin, utc([2026, 3, 29, 1])), [utc([2026, 3, 29, 1]), utc([2026, 3, 30, 0])]);
+    assert_eq!(
+        bounds(berlin, utc([2026, 3, 29, 1])),
+        [utc([2026, 3, 29, 1]), utc([2026, 3, 30, 0])]
+    );
     assert_eq!(bounds(berlin, utc([2026, 3, 29, 1]) - 1)[1], utc([2026, 3, 29, 1]));
     // 2:00 comes twice, and the first time begins it.
     let [start, end] = bounds(berlin, utc([2026, 10, 25, 1]));

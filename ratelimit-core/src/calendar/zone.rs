@@ -12,7 +12,7 @@ mod known {
     use jiff::tz::{Offset, TimeZone, TimeZoneDatabase};
     use once_cell::race::OnceBox;
 
-    use crate::calendar::Calendar;
+    use crate::calendar::{Calendar, Recent, Rule};
     use crate::error::ConfigError;
 
     /// A time zone of the database that `jiff` brings along.
@@ -64,14 +64,15 @@ mod known {
 
     static FIRST: OnceBox<Node> = OnceBox::new();
 
-    impl Calendar {
-        /// The one calendar that is equal to this one.
-        pub(in crate::calendar) fn interned(self) -> &'static Self {
+    impl Rule {
+        /// The one calendar of this rule.
+        pub(in crate::calendar) fn interned(self) -> &'static Calendar {
             let mut place = &FIRST;
             loop {
-                let new = || Box::new(Node { calendar: self.clone(), next: OnceBox::new() });
-                let node = place.get_or_init(new);
-                if node.calendar == self {
+                let calendar = || Calendar { rule: self.clone(), recent: Recent::default() };
+                let node = place
+                    .get_or_init(|| Box::new(Node { calendar: calendar(), next: OnceBox::new() }));
+                if node.calendar.rule == self {
                     return &node.calendar;
                 }
                 place = &node.next;
@@ -85,7 +86,7 @@ pub(super) use known::Zone;
 
 #[cfg(not(feature = "calendar"))]
 mod unknown {
-    use crate::calendar::Calendar;
+    use crate::calendar::{Calendar, Rule};
     use crate::error::ConfigError;
 
     /// There is none: a calendar needs the feature.
@@ -113,8 +114,8 @@ mod unknown {
         }
     }
 
-    impl Calendar {
-        pub(in crate::calendar) const fn interned(self) -> &'static Self {
+    impl Rule {
+        pub(in crate::calendar) const fn interned(self) -> &'static Calendar {
             match self.zone {}
         }
     }

@@ -287,7 +287,10 @@ const ANY: &[Values] = &[
     ("warn", &[None, Some("'80%'")]),
     ("count", &[None, Some("'admitted'"), Some("'attempts'")]),
     // Alone, the second is too large for a bucket, whose burst is then the count.
-    ("rate", &[Some("'7/5m'"), Some("'1125899906842624/30d'"), Some("'7/month'"), Some("'7/week'")]),
+    (
+        "rate",
+        &[Some("'7/5m'"), Some("'1125899906842624/30d'"), Some("'7/month'"), Some("'7/week'")],
+    ),
     ("zone", &[None, None, Some("'Europe/Berlin'")]),
     ("anchor", &[None, None, Some("15"), Some("'sunday'")]),
     ("burst", &[None, Some("1"), Some("1073741824"), Some("1125899906842624")]),

@@ -117,6 +117,7 @@ while args0[first0] do
             --[[if]] letter0 == --[[letter]] then
               local --[[parameters]] = --[[arguments]]
               limit0 = limit0 + --[[count]]
+              --[[bounds_or_unknown]]
               local --[[state]]
               local kept0 = 0
               if seen then

@@ -35,7 +35,8 @@
 --
 -- Or an error: RLCORRUPT or RLWRONGTYPE with the indices of check and key; RLPART and the server's
 -- error, if something was written before it; or RLTIME with a time of the server at which nothing
--- is decided.
+-- is decided; or RLWINDOW with the index of a check and the time of the server, which lies in none
+-- of the windows that the client named.
 
 -- Raised when a key contains a value that no limit wrote.
 local CORRUPT0 = {}
@@ -276,7 +277,9 @@ local function run0()
       --[[each]]
       --[[if]] kind0 == --[[place]] then
         local --[[parameters]] = --[[arguments]]
-        next0 = limit0 + --[[count]] + --[[units]]
+        limit0 = limit0 + --[[count]]
+        --[[bounds_or_error]]
+        next0 = limit0 + --[[units]]
         local gone0 = act0 == 'remove'
         if gone0 and (not group0 or unread0 and unread0[check0]) then
           -- It does not have to understand the state.

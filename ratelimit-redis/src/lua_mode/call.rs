@@ -3,8 +3,8 @@
 use std::borrow::Cow;
 use std::sync::Arc;
 
-use ratelimit_core::store::{Batch, Check, Op, Reservation};
-use ratelimit_core::{Limit, Refusal};
+use ratelimit_core::store::{Batch, Check, Now, Op, Reservation};
+use ratelimit_core::{Clock as _, Limit, Refusal, SystemClock, Timestamp};
 use smallvec::SmallVec;
 
 use crate::connection::{Connection, refused_in_part};
@@ -52,8 +52,12 @@ impl<'a, A: LuaProgram, C: Connection> Call<'a, A, C> {
             let reservation =
                 batch.reservation_id().map_or(0, |id| call.index(reservation_key(id)));
             for twin in limit.algorithm().twins() {
-                let twin = Twin { attempts: limit.counts_attempts(), ..twin };
+                let mut twin = Twin { attempts: limit.counts_attempts(), ..twin };
                 validate(limit.name(), &twin)?;
+                twin.told_at(|| match batch.time() {
+                    Now::At(now) => now,
+                    Now::Store => SystemClock::new().now(),
+                });
                 let known = call.shared_with(&twin, key);
                 let key = known.unwrap_or_else(|| call.index(key_of(keys, limit, &twin, key)));
                 let life_us = limit.reservation_us().unwrap_or(Reservation::LIFE_US);
@@ -151,6 +155,13 @@ impl<'a, A: LuaProgram, C: Connection> Call<'a, A, C> {
         let mut numbers = numbers.split_whitespace().map_while(|word| word.parse::<u64>().ok());
         if code == "RLTIME" {
             return Some(Refusal::EndOfTime { now_us: numbers.next()? }.into());
+        }
+        if code == "RLWINDOW" {
+            let place = usize::try_from(numbers.next()?).ok()?.checked_sub(1)?;
+            let limit = self.check(self.twins.get(place)?).limit.name().to_owned();
+            let [server, client] = [Timestamp::from_us(numbers.next()?)?, SystemClock::new().now()];
+            let address = Arc::clone(self.inner.peer.address());
+            return Some(RedisError::OtherWindow { limit, address, server, client });
         }
         let mut place = || usize::try_from(numbers.next()?).ok()?.checked_sub(1);
         let twin = self.twins.get(place()?)?;

@@ -60,9 +60,15 @@ macro_rules! stored_as_numbers {
 
 /// A transaction counts per window, of which no more counts than the limit.
 macro_rules! counted_in_transactions {
-    ($algorithm:ident: $state:ident) => {
+    ($algorithm:ident: $state:ident $(unless $calendar:ident)?) => {
         impl MultiProgram for $algorithm {
             fn native(&self) -> Option<Native> {
+                $(
+                    // A counter does not know when a window of a calendar ends.
+                    if self.$calendar().is_some() {
+                        return None;
+                    }
+                )?
                 let window_us = self.window_us();
                 Some(Native { storage: Storage::Counters, window_us })
             }
@@ -114,7 +120,7 @@ impl BuiltIn for Gcra {
 }
 
 stored_as_numbers!(FixedWindow: FixedWindowState { start, count, ends_us });
-counted_in_transactions!(FixedWindow: FixedWindowState);
+counted_in_transactions!(FixedWindow: FixedWindowState unless calendar);
 
 impl BuiltIn for FixedWindow {
     const PROGRAM: &'static Program = {
@@ -129,7 +135,11 @@ impl BuiltIn for FixedWindow {
 
     fn twin(&self) -> Twin {
         let most = self.capacity() + self.debt();
-        Twin::new(Self::PROGRAM, self.capacity(), [self.window_us(), most])
+        let twin = |window_us| Twin::new(Self::PROGRAM, self.capacity(), [window_us, most]);
+        match self.calendar() {
+            None => twin(self.window_us()),
+            Some(calendar) => twin(0).by_calendar(calendar),
+        }
     }
 
     fn of_numbers(numbers: &[u64]) -> Option<FixedWindowState> {

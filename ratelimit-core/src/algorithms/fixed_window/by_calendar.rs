@@ -68,9 +68,9 @@ fn no_calendar(word: &str, rate: Rate) -> ConfigError {
 
 /// The text before a word, and what stands after it.
 fn split_word<'t>(text: &'t str, word: &str) -> (&'t str, Option<&'t str>) {
-    let found = text.match_indices(word).find(|(at, _)| {
-        text[..*at].ends_with(' ') && text[at + word.len()..].starts_with(' ')
-    });
+    let found = text
+        .match_indices(word)
+        .find(|(at, _)| text[..*at].ends_with(' ') && text[at + word.len()..].starts_with(' '));
     match found {
         Some((at, _)) => (&text[..at], Some(text[at + word.len()..].trim())),
         None => (text, None),

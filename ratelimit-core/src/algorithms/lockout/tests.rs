@@ -163,7 +163,7 @@ fn a_charge_that_is_taken_back_leaves_no_block() {
     // The one before the charge that blocked.
     let mut key = Key::of(words);
     let _ = key.charge(0, 1);
-    let step = undone(&mut key, 1, |key| drop(key.charge(2, 1))).expect("of the same window");
+    let step = undone(&mut key, 1, |key| _ = key.charge(2, 1)).expect("of the same window");
     assert_eq!((step.decision.remaining, step.decision.reset_after_us), (1, 5 * MINUTE_US - 4));
 
     // Of an earlier lockout the memory stays, of the first charge of a new key nothing.
@@ -178,7 +178,7 @@ fn a_charge_that_is_taken_back_leaves_no_block() {
     // Another window has begun.
     let mut key = Key::of(words);
     let gone = undone(&mut key, 0, |key| {
-        drop(key.take(Step { decision: Decision::OF_NONE, write: Write::Remove }))
+        let _ = key.take(Step { decision: Decision::OF_NONE, write: Write::Remove });
     });
     assert_eq!(gone, None);
     let of_another = undone(&mut key, HOUR_US, |key| {
