@@ -5,6 +5,7 @@ use std::marker::PhantomData;
 use std::sync::Arc;
 use std::time::Duration;
 
+use ratelimit_core::Clock;
 use tokio::runtime::Handle;
 
 use crate::client::Client;
@@ -29,6 +30,7 @@ pub struct Builder<M = Lua> {
     client: Option<Client>,
     merge: Option<bool>,
     place: Place,
+    clock: Option<Arc<dyn Clock>>,
     mode: PhantomData<M>,
 }
 
@@ -89,8 +91,8 @@ impl<M: Mode> Builder<M> {
     }
 
     fn in_mode<N: Mode>(self) -> Builder<N> {
-        let Self { keys, cross_slot, deadline, client, merge, place, mode: _ } = self;
-        Builder { keys, cross_slot, deadline, client, merge, place, mode: PhantomData }
+        let Self { keys, cross_slot, deadline, client, merge, place, clock, mode: _ } = self;
+        Builder { keys, cross_slot, deadline, client, merge, place, clock, mode: PhantomData }
     }
 
     /// Sets how long a decision may take, at least 1 ms. The default is 1 second.
@@ -152,6 +154,15 @@ impl<M: Mode> Builder<M> {
     #[must_use]
     pub fn own_thread(mut self) -> Self {
         self.place = Place::OwnThread;
+        self
+    }
+
+    /// Sets the program's clock, by which a request tells the windows of a calendar around its time,
+    /// one before and one after included. It decides nothing: the script picks the window by the
+    /// server's clock. By default it is the operating system's.
+    #[must_use]
+    pub fn clock(mut self, clock: impl Clock + 'static) -> Self {
+        self.clock = Some(Arc::new(clock));
         self
     }
 
@@ -251,9 +262,9 @@ impl<M: Mode> Builder<M> {
         connection: C,
     ) -> Result<RedisStore<M, C::Connection>> {
         self.keys.validate()?;
-        let Self { keys, cross_slot, deadline, merge, .. } = self;
+        let Self { keys, cross_slot, deadline, merge, clock, .. } = self;
         let (connection, merges) = (connection.into_connection()?, merge.unwrap_or(true));
-        Ok(RedisStore::new(connection, keys, cross_slot, deadline, merges, runtime))
+        Ok(RedisStore::new(connection, keys, cross_slot, (deadline, clock), merges, runtime))
     }
 }
 
@@ -268,6 +279,7 @@ impl RedisStore {
             client: None,
             merge: None,
             place: Place::default(),
+            clock: None,
             mode: PhantomData,
         }
     }

@@ -85,13 +85,14 @@ impl Twin {
     }
 
     /// Adds what a script is told of a calendar at this time: how long no window is longer than, and
-    /// the begins of five windows, of which the second contains the time.
+    /// the begins of six windows, of which the third contains the time.
     pub(crate) fn told_at(&mut self, now: impl FnOnce() -> Timestamp) {
         let Some(calendar) = self.calendar else { return };
         let CalendarWindow { number, start, end_us } = calendar.window(now());
         let begin_us = |later: i64| calendar.start_us(number + later);
+        let begins = [begin_us(-2), begin_us(-1), start.as_us(), end_us, begin_us(2), begin_us(3)];
         self.parameters.push(calendar.longest_us());
-        self.parameters.extend([begin_us(-1), start.as_us(), end_us, begin_us(2), begin_us(3)]);
+        self.parameters.extend(begins);
     }
 
     /// Sets how many internal units the algorithm counts per unit of cost. The capacity in units
@@ -250,7 +251,7 @@ fn unpacked(bytes: [u8; PACKED_BYTES]) -> Option<u64> {
     Some(u64::from_le_bytes(all)).filter(|number| *number < 1 << 53)
 }
 
-/// The most parameters of any algorithm: a bucket and four windows.
+/// The most parameters of any algorithm: a bucket and four windows, or those of a calendar.
 const MAX_PARAMETERS: usize = 9;
 
 /// A value found on the server.

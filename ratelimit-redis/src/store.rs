@@ -9,7 +9,9 @@ use std::time::Duration;
 
 use ratelimit_core::algorithm::{LoggedRequest, Recovery, Write};
 use ratelimit_core::store::{Batch, LogStore, Now, Reservation, Snapshot, decide};
-use ratelimit_core::{Algorithm, AnyAlgorithm, Limit, ReservationId, Store, Timestamp, Verdict};
+use ratelimit_core::{
+    Algorithm, AnyAlgorithm, Clock, Limit, ReservationId, Store, SystemClock, Timestamp, Verdict,
+};
 
 use crate::calls::SharedCalls;
 use crate::connection::{Argument, Connection, Peer, RedisConnection, Reply, TryAgain};
@@ -75,6 +77,8 @@ pub(crate) struct Inner<C> {
     /// Where they are sent.
     pub(crate) runtime: Arc<StoreRuntime>,
     deadline: Duration,
+    /// The program's, if it was set.
+    clock: Option<Arc<dyn Clock>>,
     /// Whether the server has refused `SET … IFEQ`.
     pub(crate) lacks_ifeq: AtomicBool,
 }
@@ -92,6 +96,11 @@ impl<C: Connection> Inner<C> {
     /// The deadline of a decision that begins now.
     pub(crate) fn deadline(&self) -> Deadline {
         Deadline::within(self.deadline)
+    }
+
+    /// What the program's clock says.
+    pub(crate) fn program_time(&self) -> Timestamp {
+        self.clock.as_ref().map_or_else(|| SystemClock::new().now(), |clock| clock.now())
     }
 
     /// What a script answers, called by its hash, and by its text if the server does not know it.
@@ -462,7 +471,7 @@ impl<M, C: Connection> RedisStore<M, C> {
         connection: C,
         keys: Keys,
         cross_slot: CrossSlot,
-        deadline: Duration,
+        (deadline, clock): (Duration, Option<Arc<dyn Clock>>),
         merges: bool,
         runtime: Arc<StoreRuntime>,
     ) -> Self {
@@ -476,6 +485,7 @@ impl<M, C: Connection> RedisStore<M, C> {
             scripts: Scripts::default(),
             turns: Turns::default(),
             deadline,
+            clock,
             lacks_ifeq: AtomicBool::new(false),
         };
         Self { inner: Arc::new(inner), mode: PhantomData }

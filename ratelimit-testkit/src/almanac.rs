@@ -6,7 +6,11 @@ use std::sync::{Arc, LazyLock, Mutex, PoisonError};
 
 use jiff::civil::{Date, Weekday, date};
 use jiff::tz::TimeZoneDatabase;
-use ratelimit_core::{AnyAlgorithm, FixedWindow};
+use ratelimit_core::{Algorithm, AnyAlgorithm, FixedWindow, Timestamp};
+
+use crate::algorithm::AlgorithmHarness;
+use crate::seeds::{CALENDARS, full_us};
+use crate::trace::made::Instance;
 
 /// When windows begin, in microseconds.
 type Begins = Arc<[u64]>;
@@ -57,6 +61,76 @@ fn begins(words: &str) -> Begins {
         u64::try_from(begin.as_microsecond()).ok()
     };
     dates.filter_map(begin).collect()
+}
+
+/// The laws of limits by a calendar, at the times at which calendars go wrong: clocks that change,
+/// the ends of months, leap years and the century that is none.
+///
+/// ```
+/// use ratelimit_testkit::{Calendars, algorithm_conformance};
+///
+/// algorithm_conformance!(calendars, Calendars);
+/// # fn main() {}
+/// ```
+#[derive(Clone, Copy, Debug)]
+pub struct Calendars;
+
+impl AlgorithmHarness for Calendars {
+    type Algorithm = AnyAlgorithm;
+
+    const CASES: u32 = 128;
+
+    fn limits() -> Vec<Instance<AnyAlgorithm>> {
+        CALENDARS.iter().map(|words| words.parse().expect("a limit")).collect()
+    }
+
+    /// No window admits more than the limit, however the oracle counts windows.
+    fn excess(
+        limit: &AnyAlgorithm,
+        admitted: &[(Timestamp, u64)],
+        at: Timestamp,
+        cost: u64,
+    ) -> Option<String> {
+        let AnyAlgorithm::FixedWindow(window) = limit else { return None };
+        let of = |at: Timestamp| number(window, at.as_us());
+        let same = admitted.iter().filter(|(earlier, _)| of(*earlier) == of(at));
+        let total = same.map(|(_, cost)| cost).sum::<u64>() + cost;
+        (total > limit.capacity()).then(|| format!("{total} in one window"))
+    }
+
+    fn recovers_within_us(limit: &AnyAlgorithm) -> Option<u64> {
+        Some(full_us(limit))
+    }
+
+    fn unkind_times() -> Vec<Timestamp> {
+        let days = [
+            // Clocks change in Havana, in Berlin and on Lord Howe Island, forwards and back.
+            [2027, 3, 14],
+            [2027, 3, 28],
+            [2027, 4, 3],
+            [2027, 10, 2],
+            [2027, 10, 31],
+            [2027, 11, 7],
+            // The last days of months, and a year.
+            [2027, 1, 30],
+            [2027, 2, 27],
+            [2027, 12, 31],
+            [2028, 2, 28],
+            [2028, 2, 29],
+            [2100, 2, 28],
+            [2100, 3, 1],
+        ];
+        let hours = |day: [i16; 3]| {
+            let [month, of_month] = [day[1], day[2]].map(|part| i8::try_from(part).expect("small"));
+            // When days begin in these zones, and when their clocks change.
+            [1, 5, 13, 15, 22, 23].map(move |hour| date(day[0], month, of_month).at(hour, 0, 0, 0))
+        };
+        let at = days.into_iter().flat_map(hours).map(|at| {
+            let zoned = at.to_zoned(jiff::tz::TimeZone::UTC).expect("a time");
+            u64::try_from(zoned.timestamp().as_microsecond()).expect("since 1970")
+        });
+        at.map(Timestamp::saturating_from_us).collect()
+    }
 }
 
 fn weekday(name: &str) -> Weekday {

@@ -212,6 +212,7 @@ pub use algorithm::{
     AlgorithmHarness, AlgorithmProperty, Reference, algorithm_regression, test_algorithm,
     test_algorithm_on, try_same_algorithm, try_same_algorithm_on,
 };
+pub use almanac::Calendars;
 pub use also_sync::{AlsoSync, ByBothWays};
 pub use by_own_clock::{AtOwnTime, ByOwnClock};
 pub use calendar::Calendar;

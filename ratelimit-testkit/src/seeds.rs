@@ -88,7 +88,7 @@ const WINDOWS: &[&str] =
 
 /// Windows of calendars: months of different lengths, the last day of each, clocks that change at
 /// midnight or by half an hour, and debts. Two of each kind, for limits that change.
-const CALENDARS: &[&str] = &[
+pub(crate) const CALENDARS: &[&str] = &[
     "fixed-window 5/month",
     "fixed-window 9/month debt 4",
     "fixed-window 3/month zone Europe/Berlin anchor 31 debt 3",

@@ -19,15 +19,15 @@ start < 2^52
 
 --- bounds
 -- The begins of the window before, of the present one, and of both that follow. The client gives
--- one more, because the server may be in the window after that of the client.
+-- two more, because the server may be in the window before or after that of the client.
 local earlier, current, finish, following
 local outside = false
 if window_us == 0 then
-  local first = limit0 + (now < args0[limit0 + 3] + 0 and 1 or 2)
+  local first = limit0 + (now < args0[limit0 + 3] + 0 and 1 or now < args0[limit0 + 4] + 0 and 2 or 3)
   window_us = args0[limit0] + 0
   earlier, current, finish, following =
     args0[first] + 0, args0[first + 1] + 0, args0[first + 2] + 0, args0[first + 3] + 0
-  limit0 = limit0 + 6
+  limit0 = limit0 + 7
   outside = now < current or now >= finish
 end
 

@@ -4,7 +4,7 @@ use std::borrow::Cow;
 use std::sync::Arc;
 
 use ratelimit_core::store::{Batch, Check, Now, Op, Reservation};
-use ratelimit_core::{Clock as _, Limit, Refusal, SystemClock, Timestamp};
+use ratelimit_core::{Limit, Refusal, Timestamp};
 use smallvec::SmallVec;
 
 use crate::connection::{Connection, refused_in_part};
@@ -56,7 +56,7 @@ impl<'a, A: LuaProgram, C: Connection> Call<'a, A, C> {
                 validate(limit.name(), &twin)?;
                 twin.told_at(|| match batch.time() {
                     Now::At(now) => now,
-                    Now::Store => SystemClock::new().now(),
+                    Now::Store => inner.program_time(),
                 });
                 let known = call.shared_with(&twin, key);
                 let key = known.unwrap_or_else(|| call.index(key_of(keys, limit, &twin, key)));
@@ -159,7 +159,8 @@ impl<'a, A: LuaProgram, C: Connection> Call<'a, A, C> {
         if code == "RLWINDOW" {
             let place = usize::try_from(numbers.next()?).ok()?.checked_sub(1)?;
             let limit = self.check(self.twins.get(place)?).limit.name().to_owned();
-            let [server, client] = [Timestamp::from_us(numbers.next()?)?, SystemClock::new().now()];
+            let server = Timestamp::from_us(numbers.next()?)?;
+            let client = self.inner.program_time();
             let address = Arc::clone(self.inner.peer.address());
             return Some(RedisError::OtherWindow { limit, address, server, client });
         }

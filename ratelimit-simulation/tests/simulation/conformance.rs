@@ -6,10 +6,14 @@ use std::time::Duration;
 
 use ratelimit_core::algorithm::AnyState;
 use ratelimit_core::store::{Batch, Check};
-use ratelimit_core::{AnyAlgorithm, Limit, Store, Timestamp};
+use ratelimit_core::{
+    AnyAlgorithm, ErrorKind, Limit, ManualClock, Store, StoreError as _, Timestamp,
+};
 use ratelimit_redis::{Builder as StoreBuilder, Cas, Lua, Mode, RedisStore, Reply};
 use ratelimit_simulation::{ModelConnection, ModelServer, Network};
-use ratelimit_testkit::{Harness, Property, StoreClock, conformance, regression};
+use ratelimit_testkit::{
+    Calendars, Harness, Property, StoreClock, algorithm_conformance, conformance, regression,
+};
 use tokio::runtime::{Builder, Runtime};
 
 /// Longer than any request takes.
@@ -27,6 +31,8 @@ fn kept_longer<M: Mode>() -> Duration {
 struct Model {
     runtime: Runtime,
     network: Arc<Network>,
+    /// That of the program, which is set as those of the servers are.
+    clock: ManualClock,
 }
 
 impl Model {
@@ -36,7 +42,7 @@ impl Model {
         let network = runtime.block_on(async move {
             Network::new((0..servers).map(|_| ModelServer::new(0, 0)).collect(), 0)
         });
-        Self { runtime, network }
+        Self { runtime, network, clock: ManualClock::new(Timestamp::ZERO) }
     }
 
     fn store<M: Mode>(&self, builder: StoreBuilder<M>) -> RedisStore<M, ModelConnection> {
@@ -44,13 +50,19 @@ impl Model {
             server.restart();
             server.set(BEGIN_US);
         }
+        self.clock.set(Timestamp::saturating_from_us(BEGIN_US));
         let connection = ModelConnection::new(&self.network);
-        builder.deadline(PATIENCE).over(connection).expect("a plain prefix")
+        builder
+            .deadline(PATIENCE)
+            .clock(self.clock.clone())
+            .over(connection)
+            .expect("a plain prefix")
     }
 
     fn clock(&self) -> StoreClock {
-        let network = Arc::clone(&self.network);
+        let (network, clock) = (Arc::clone(&self.network), self.clock.clone());
         let set = move |now: Timestamp| {
+            clock.set(now);
             network.servers().iter().for_each(|server| server.set(now.as_us()));
         };
         StoreClock::settable(set)
@@ -123,6 +135,10 @@ mod on_one_server {
     conformance_on!(cas, OneCas, 1, Cas, RedisStore::builder().cas());
 }
 
+// Windows of calendars, at the times at which those go wrong.
+algorithm_conformance!(calendars_by_scripts, Calendars, on on_one_server::OneLua);
+algorithm_conformance!(calendars_by_cas, Calendars, on on_one_server::OneCas);
+
 #[rustfmt::skip]
 mod on_a_cluster {
     use super::*;
@@ -142,6 +158,46 @@ fn a_state_is_kept_to_its_last_microsecond() {
         );
         regression::<on_one_server::OneLua>(Property::DecidesByItsOwnClock, &case);
     }
+}
+
+/// A month is that of the server's clock, which the program's may be off by a window: then the
+/// request fails, and says so.
+#[test]
+fn the_servers_clock_decides_which_window_of_a_calendar_counts() {
+    const DAY_US: u64 = 86_400_000_000;
+    let model = Model::new(1);
+    let store = model.store(RedisStore::builder());
+    let server = &model.network.servers()[0];
+    let words = "fixed-window 2/month zone Europe/Berlin";
+    let limit = Limit::new("api", words.parse::<AnyAlgorithm>().expect(words)).expect("a name");
+    let ask = |[server_us, program_us]: [u64; 2]| {
+        server.set(server_us);
+        model.clock.set(Timestamp::saturating_from_us(program_us));
+        let check = Check { limit: &limit, key: "alice", cost: 1 };
+        model.runtime.block_on(store.apply(&Batch::one(&check)))
+    };
+    let remaining = |times| ask(times).map(|verdict| verdict.remaining()).expect("it answers");
+    // In Berlin, December begins at this time.
+    let december = 1_796_079_600_000_000;
+    assert_eq!(remaining([december - 1, december - 1]), 1);
+    assert_eq!(remaining([december - 1, december]), 0);
+    assert_eq!(remaining([december, december - 1]), 1);
+    assert_eq!(remaining([december + 30 * DAY_US, december - 1]), 0);
+    // The wait is that until January by the server's clock.
+    let denied = ask([december, december - 1]).expect("it answers");
+    assert_eq!(denied.retry_after(), Some(Duration::from_secs(31 * 86_400)));
+    for times in [[december + 31 * DAY_US, december - 1], [december - 1, december + 31 * DAY_US]] {
+        let error = ask(times).expect_err("a window apart");
+        assert_eq!(error.kind(), ErrorKind::Config);
+        for says in
+            ["limit \"api\"", "model:6379", "NTP", &times[0].to_string(), &times[1].to_string()]
+        {
+            assert!(error.to_string().contains(says), "{error} lacks {says}");
+        }
+    }
+    // Nothing was charged.
+    let january = december + 31 * DAY_US;
+    assert_eq!(remaining([january, january]), 1);
 }
 
 /// Law 9: a busy caller keeps no state of a window that was changed, long after that has ended.

@@ -59,6 +59,9 @@ macro_rules! alone {
 
 ratelimit_testkit::__each_algorithm!([alone]);
 
+// Windows of calendars, at the times at which those go wrong.
+algorithm_conformance!(calendars, ratelimit_testkit::Calendars);
+
 // Limits that count attempts, and some that do not, of any algorithm.
 harness!(AnyAlgorithms of AnyAlgorithm, {
     let attempts = AlgorithmKind::ATTEMPTS.iter().flat_map(|kind| kind.seeds());
