@@ -5,6 +5,7 @@
 mod admissions;
 mod algorithms;
 mod budgets;
+mod calendars;
 mod capabilities;
 mod changed_numbers;
 mod documents;
