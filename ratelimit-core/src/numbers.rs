@@ -125,8 +125,7 @@ impl Limits<AnyAlgorithm> {
         &self,
         numbers: impl IntoIterator<Item = (N, T)>,
     ) -> Result<Numbers<AnyAlgorithm>, ConfigError> {
-        let parse = |of: &AnyAlgorithm, text: T| AnyAlgorithm::of_numbers(of.name(), text.as_ref());
-        self.numbers_by(numbers, parse)
+        self.numbers_by(numbers, |of: &AnyAlgorithm, text: T| of.at_numbers(text.as_ref()))
     }
 }
 

@@ -1,7 +1,7 @@
 //! An algorithm and its parameters as text, as in a policy document: `gcra 10/s burst 20`.
 
 use alloc::format;
-use alloc::string::String;
+use alloc::string::{String, ToString};
 use core::fmt;
 use core::str::FromStr;
 
@@ -24,6 +24,25 @@ impl fmt::Display for AnyAlgorithm {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.name())?;
         dispatched!(self, |algorithm| algorithm.write_numbers(f))
+    }
+}
+
+impl AnyAlgorithm {
+    /// The same algorithm at these numbers; of a calendar in the same zone and from the same anchor
+    /// on, if the text names none.
+    pub(crate) fn at_numbers(&self, numbers: &str) -> Result<Self, ConfigError> {
+        let calendar = match self {
+            Self::FixedWindow(window) => window.calendar().map(ToString::to_string),
+            _ => None,
+        };
+        if let Some(calendar) = calendar
+            && let unit = calendar.split(' ').next().unwrap_or_default()
+            && let Some((count, rest)) = numbers.split_once(unit)
+            && !["zone", "anchor"].iter().any(|word| rest.contains(word))
+        {
+            return Self::of_numbers(self.name(), &format!("{count}{calendar}{rest}"));
+        }
+        Self::of_numbers(self.name(), numbers)
     }
 }
 

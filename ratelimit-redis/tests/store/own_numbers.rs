@@ -72,8 +72,7 @@ async fn customers_of_one_key_are_decided_in_order_each_by_its_numbers() {
         let due = pure.request("shared").numbers(numbers).cost(cost).at(at).check().await;
         assert_eq!(got.expect("decides"), due.expect("decides"), "{nth}");
     }
-    let keys: HashSet<_> =
-        plans.iter().flat_map(Numbers::iter).map(Limit::state_name).collect();
+    let keys: HashSet<_> = plans.iter().flat_map(Numbers::iter).map(Limit::state_name).collect();
     assert_eq!(keys.len(), 2, "other numbers have the same states");
 }
 

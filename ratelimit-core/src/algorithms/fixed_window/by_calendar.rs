@@ -6,7 +6,7 @@ use core::fmt;
 use core::str::FromStr;
 
 use crate::algorithms::{Algorithm, FixedWindow};
-use crate::builder::{FromRate, no_burst, split_number};
+use crate::builder::{FromRate, knows_words, no_burst, split_number};
 use crate::calendar::{Calendar, Unit};
 use crate::error::ConfigError;
 use crate::rate::{Rate, whole_number};
@@ -90,6 +90,7 @@ impl FromStr for FixedWindow {
         }
         let (text, anchor) = split_word(text, "anchor");
         let (rate, zone) = split_word(text, "zone");
+        knows_words(rate)?;
         Self::of_words(rate, zone, anchor, debt)
     }
 }
