@@ -3,7 +3,9 @@
 //!
 //! `cargo run -p ratelimit-memory --example reservations`
 
-use ratelimit_core::{Concurrency, Gcra, Leased, Limit, Limits, RateLimiter, ReservationId};
+use ratelimit_core::{
+    Concurrency, FixedWindow, Gcra, Leased, Limit, LimitCosts, Limits, RateLimiter, ReservationId,
+};
 use ratelimit_memory::MemoryStore;
 
 fn settle_an_estimate() -> Result<(), Box<dyn std::error::Error>> {
@@ -18,6 +20,19 @@ fn settle_an_estimate() -> Result<(), Box<dyn std::error::Error>> {
     assert!(limiter.request("alice").cost(0).peek_now()?.remaining() >= 10_000 - 1_234 - 1);
     // The commit can be repeated, as after a lost answer, and changes nothing then.
     let _ = limiter.request("alice").id(id).cost(1_234).settle_now()?;
+    Ok(())
+}
+
+fn take_what_is_left() -> Result<(), Box<dyn std::error::Error>> {
+    let daily = Limits::builder().limit("tokens", FixedWindow::per_day(1_000)).build()?;
+    let limiter = RateLimiter::new(daily, MemoryStore::new());
+    assert!(limiter.check_n_now("alice", 964)?.allowed());
+
+    let request = limiter.request("alice").id(ReservationId::random()).cost(100);
+    let (verdict, reserved) = request.reserve_up_to_now(&LimitCosts::from(10))?; // no less than 10
+    assert!(verdict.allowed());
+    assert_eq!(reserved.uniform(), Some(36)); // of the 100
+    let _ = request.cost(30).settle_now()?;
     Ok(())
 }
 
@@ -48,6 +63,7 @@ fn lease_a_place() -> Result<(), Box<dyn std::error::Error>> {
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     settle_an_estimate()?;
+    take_what_is_left()?;
     owe()?;
     lease_a_place()
 }

@@ -30,3 +30,4 @@ mod requests;
 mod runtimes;
 mod scripts;
 mod stored_forms;
+mod up_to;
