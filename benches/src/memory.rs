@@ -10,6 +10,8 @@
 //! - `work`: the other algorithms beside limitador's fixed window, a lease and its release beside
 //!   two charges of it (`limitador-twice`), because they are two decisions of ours; three limits on
 //!   one key beside two checks of governor; batches.
+//! - `numbers`: ten thousand customers with numbers of their own, beside one limit for all of them
+//!   (`one-limit`), and beside a limiter for each (`limiter-each`). All look the customer up.
 //! - `growth`: the worst single call while ten million keys come that were never seen before, to a
 //!   store with room for all of them and (`growth-10m-capped`) to one with room for a million; and
 //!   the same for fixed windows (`growth-10m-windows`), whose states lie in shards.
@@ -18,6 +20,7 @@
 //! `examples/heap.rs` counts the heap that keys take.
 
 mod growth;
+mod numbers;
 mod scenario;
 mod speed;
 mod work;
@@ -35,6 +38,7 @@ const COARSE: &str = "coarse";
 pub(crate) enum MemoryPart {
     Speed,
     Work,
+    Numbers,
     Growth,
     Expiry,
 }
@@ -53,9 +57,10 @@ pub(crate) fn run(options: &Options<MemoryPart>) -> Fallible {
              with a quarter of a million instead of one, whatever the rows are named."
         );
     }
-    let parts: [(_, fn(_, &mut _) -> _); 4] = [
+    let parts: [(_, fn(_, &mut _) -> _); 5] = [
         (MemoryPart::Speed, speed::run),
         (MemoryPart::Work, work::run),
+        (MemoryPart::Numbers, numbers::run),
         (MemoryPart::Growth, growth::run),
         (MemoryPart::Expiry, growth::expiry),
     ];

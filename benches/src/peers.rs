@@ -89,7 +89,7 @@ impl<C: Clock> Ours<C> {
 }
 
 /// The limit of this allowance.
-fn gcra(allowance: Allowance) -> Fallible<Gcra> {
+pub(crate) fn gcra(allowance: Allowance) -> Fallible<Gcra> {
     let period_us = u64::try_from(allowance.period.as_micros())?;
     Ok(Gcra::new(Rate::per_us(1, period_us)?, allowance.burst.get().into())?)
 }

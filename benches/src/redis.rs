@@ -8,6 +8,8 @@
 //! - `buckets`: the same for ways to keep a bucketed window, beside the pattern that it comes from.
 //! - `throughput`: decisions per second and how long one takes, beside each client's own plain loop
 //!   over a script, and for one key beside the floor of merging.
+//! - `numbers`: the same for ten thousand customers with numbers of their own, beside one limit for
+//!   all of them (`one limit`), and beside a limiter for each (`limiter each`).
 //! - `way`: requests that share calls beside requests that go alone, over ways of several lengths.
 //! - `nodes`: the same over one, two and three nodes of a cluster.
 //! - `attack`: the calls that reach the server, and its time, while all ask for one key that is
@@ -19,6 +21,7 @@ mod cpu;
 mod floor;
 mod lab;
 mod nodes;
+mod numbers;
 mod plain;
 mod recorder;
 mod relay;
@@ -42,6 +45,7 @@ pub(crate) enum RedisPart {
     Cpu,
     Buckets,
     Throughput,
+    Numbers,
     Way,
     Nodes,
     Attack,
@@ -63,6 +67,7 @@ pub(crate) fn run(options: &Options<RedisPart>) -> Fallible {
                 RedisPart::Cpu => cpu::run(&mut lab).await?,
                 RedisPart::Buckets => buckets::run(&mut lab).await?,
                 RedisPart::Throughput => throughput::run(&mut lab).await?,
+                RedisPart::Numbers => numbers::run(&mut lab).await?,
                 RedisPart::Way => way::run(&mut lab).await?,
                 RedisPart::Nodes => nodes::run(&mut lab).await?,
                 RedisPart::Attack => attack::run(&mut lab).await?,

@@ -24,6 +24,9 @@ impl Scenario {
 
 pub(super) const THOUSAND: Scenario = Scenario::new("1k-uniform", Spread::Uniform, 1_000);
 
+/// Each key a customer.
+pub(super) const CUSTOMERS: Scenario = Scenario::new("10k-customers", Spread::Uniform, 10_000);
+
 /// All of them; those with the same keys stand together, because a million take a while to charge.
 pub(super) const SCENARIOS: [Scenario; 4] = [
     Scenario::new("hot", Spread::Uniform, 1),
