@@ -113,7 +113,15 @@ fn no_way_to_ask_allocates_more_than_the_answer() {
     let (several, _) = limiter(["a", "b", "c"].map(three), |builder| builder);
     let callers: Vec<String> = (0..20).map(|n| format!("caller {n}")).collect();
     let callers: Vec<&str> = callers.iter().map(String::as_str).collect();
-    let ways: [(_, _, &dyn Fn() -> bool); 4] = [
+    let large = || "gcra 2/h burst 9".parse().expect("numbers");
+    let open = three("l").accepts_up_to(large()).expect("a max");
+    let (own, _) = limiter([open], |builder| builder);
+    let numbers = own.limits().parse_numbers([("l", "1/h burst 3")]).expect("numbers");
+    let ways: [(_, _, &dyn Fn() -> bool); 5] = [
+        ("by own numbers", 0, &|| {
+            let request = own.request(black_box(KNOWN_KEY)).numbers(black_box(&numbers));
+            black_box(request.check_now()).expect("decides").allowed()
+        }),
         ("by identifier", 0, &|| {
             by_identifier.check_now(&[("ip", KNOWN_KEY)]).expect("decides").allowed()
         }),

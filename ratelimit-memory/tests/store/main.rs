@@ -14,6 +14,7 @@ mod expiry;
 mod kinds;
 mod linearizability;
 mod neighbours;
+mod numbers;
 mod owned_reservations;
 mod panics;
 mod requests;
