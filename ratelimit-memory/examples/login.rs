@@ -35,10 +35,10 @@ fn log_in(
         return Ok(Answer::LockedOut(open.retry_after().unwrap_or_default()));
     }
     if password_is_right() {
-        limiter.request(&("account", account)).reset_now()?; // the account begins anew
+        let _ = limiter.request(&[("account", account)]).reset_now()?; // forgets the failures of the account
         return Ok(Answer::Welcome);
     }
-    limiter.request(&caller).force_now()?; // both count the failure, whichever is locked out by now
+    let _ = limiter.request(&caller).force_now()?; // both count the failure, whichever is locked out by now
     Ok(Answer::WrongPassword)
 }
 
@@ -61,7 +61,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     // The third failure locks the account out. Nobody looks at a fourth password.
     assert!(wrong(3)?.iter().all(|answer| *answer == Answer::WrongPassword));
     assert_eq!(log_in(&limiter, alice, || true)?, Answer::LockedOut(15 * MINUTE));
-    // Who keeps trying is let in when the block ends all the same.
+    // A caller that retries waits no longer for that.
     clock.advance(10 * MINUTE);
     assert_eq!(wrong(1)?, [Answer::LockedOut(5 * MINUTE)]);
     clock.advance(5 * MINUTE);

@@ -6,13 +6,13 @@
 //!
 //! A window begins with the first charge, as that of a
 //! [`FirstRequestWindow`](crate::FirstRequestWindow). The charge that reaches the count is
-//! admitted, and begins a block: nothing is admitted until it ends. Then the count begins anew. The
-//! first block has the length `block`. Each further one is `factor` times as long as the one
+//! admitted, and begins a block: nothing is admitted until it ends. Then the count starts again at
+//! 0. The first block has the length `block`. Each further one is `factor` times as long as the one
 //! before, at most `longest`. Blocks are remembered until `forget` has passed without a charge,
 //! counted from the newest charge or from the end of its block.
 //!
-//! A denied request changes nothing, so a caller that keeps trying prolongs no block. A cost that
-//! does not fit in what is left of a window is denied until the window ends, and blocks nothing.
+//! A denied request changes nothing, so a caller that retries prolongs no block. A cost that does
+//! not fit in what is left of a window is denied until the window ends, and blocks nothing.
 //!
 //! `lockout.lua` in `ratelimit-redis` is the same algorithm in Lua.
 

@@ -18,6 +18,7 @@ mod reservations;
 mod warnings;
 mod wrong;
 mod wrong_algorithms;
+mod wrong_lockouts;
 mod wrong_stores;
 
 use ratelimit_core::store::{Batch, Check, Now, Op};
