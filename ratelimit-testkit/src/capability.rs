@@ -49,6 +49,8 @@ pub enum Capability {
     TimesInOrder,
     /// Limits of this algorithm.
     Algorithm(AlgorithmKind),
+    /// Limits whose windows are those of a calendar.
+    Calendars,
 }
 
 impl Capability {
@@ -66,12 +68,18 @@ impl Capability {
         Self::Algorithm(AlgorithmKind::SlidingCounter),
         Self::Algorithm(AlgorithmKind::Concurrency),
         Self::Algorithm(AlgorithmKind::Lockout),
+        Self::Calendars,
     ];
 
     /// What a store has to be able to do to keep this limit.
-    pub(crate) fn needed_by(limit: &Instance<AnyAlgorithm>) -> [Self; 2] {
+    pub(crate) fn needed_by(limit: &Instance<AnyAlgorithm>) -> impl Iterator<Item = Self> + use<> {
         let counts = if limit.counts_attempts { Self::Attempts } else { Self::Admissions };
-        [Self::Algorithm(AlgorithmKind::from_algorithm(&limit.algorithm)), counts]
+        let kind = Self::Algorithm(AlgorithmKind::from_algorithm(&limit.algorithm));
+        let by_calendar = match &limit.algorithm {
+            AnyAlgorithm::FixedWindow(window) => window.calendar().map(|_| Self::Calendars),
+            _ => None,
+        };
+        [kind, counts].into_iter().chain(by_calendar)
     }
 
     /// The capability that an operation needs; `None` if every store has it.

@@ -379,6 +379,11 @@ impl Scope {
         self.instances_from(able, AlgorithmKind::tiny)
     }
 
+    /// A limit by a calendar, if the scope has fixed windows.
+    pub(crate) fn by_calendar(self) -> Option<Instance<AnyAlgorithm>> {
+        self.instances_from(Able::ALL, |kind| kind.in_words(&CALENDARS[..1]).collect()).pop()
+    }
+
     /// The limits with this rate.
     pub(crate) fn at_rate(self, rate: Rate, burst: u64) -> Vec<Instance<AnyAlgorithm>> {
         self.instances_from(Able::ALL, |kind| vec![kind.algorithm(rate, burst)])

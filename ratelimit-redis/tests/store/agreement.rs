@@ -13,8 +13,8 @@ use ratelimit_core::store::Reservation;
 use ratelimit_memory::MemoryStore;
 use ratelimit_redis::{Codec, LuaProgram, MultiProgram};
 use ratelimit_testkit::{
-    AlgorithmHarness, Capability, Harness, Instance, Property, PureStore, Scope, try_same,
-    try_same_algorithm_on,
+    AlgorithmHarness, Calendars, Capability, Harness, Instance, Property, PureStore, Scope,
+    try_same, try_same_algorithm_on,
 };
 
 use crate::common::prelude::*;
@@ -167,6 +167,16 @@ fn the_largest_limits_keep_the_laws() {
     }
 }
 
+#[test]
+fn limits_by_a_calendar_keep_the_laws() {
+    use Property::{
+        Agrees, AgreesAfterAChange, KeepsWhatMatters, ManyTasksAreAdmittedExactlyTheLimit,
+    };
+    are_kept::<Calendars>(&[Agrees, AgreesAfterAChange, KeepsWhatMatters]);
+    // By the server's own time, and in shared calls.
+    are_kept::<Calendars>(&[ManyTasksAreAdmittedExactlyTheLimit]);
+}
+
 /// Of buckets, of limits that share a field, and of some with keys of their own.
 struct Stacks;
 
@@ -178,6 +188,7 @@ impl AlgorithmHarness for Stacks {
             &["gcra 3/s burst 4 debt 2", "gcra 9/m", "gcra 20/h"][..],
             &["fixed-window 5/s debt 12", "gcra 3/s burst 4"],
             &["gcra 3/s burst 4", "fixed-window 5/s"],
+            &["fixed-window 5/month zone Europe/Berlin debt 2", "fixed-window 3/day", "gcra 9/m"],
             &[
                 "sliding-counter 5/s",
                 "bucketed-window bucket 250ms rates 3/1s, 7/3s",

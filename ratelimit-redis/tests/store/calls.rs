@@ -128,11 +128,10 @@ async fn remaining(task: Task) -> u64 {
 /// What a script may do wrong.
 pub(crate) type Wrong = fn(&str) -> String;
 
-/// Requests that wait for a call in flight: the limit's place, whether the key is the second one,
-/// and the cost.
+/// Requests that wait for a call in flight: the limit's place, whether by the second key, the cost.
 fn requests() -> impl Strategy<Value = Vec<Vec<(usize, bool, u64)>>> {
     let cost = prop_oneof![6 => Just(1_u64), 2 => 1..7_u64, 1 => Just(0)];
-    let one = (0..7_usize, any::<bool>(), cost);
+    let one = (0..8_usize, any::<bool>(), cost);
     let few = prop_oneof![
         4 => prop::collection::vec(one.clone(), 1..2),
         1 => prop::collection::vec(one, 1..4),
@@ -155,7 +154,8 @@ pub(crate) fn decides_in_order(wrong: Option<Wrong>, cases: u32) -> Result<(), S
     let renamed = ["sliding-counter 9/3650d", "gcra 7/3650d", "gcra 40/3650d burst 30"];
     let renamed = renamed.map(|words| limit(every[0].name(), words));
     let [changed, small, large] = &renamed;
-    let limits = [&every[0], &every[2], &every[3], &every[6], changed, small, large];
+    let yearly = limit("yearly", "fixed-window 9/year zone Europe/Berlin");
+    let limits = [&every[0], &every[2], &every[3], &every[6], changed, small, large, &yearly];
     let ran = runner.run(&requests(), |requests| {
         runtime.block_on(async {
             let (gated, pure) = (Gated::new(&server, PATIENCE, wrong).await, PureStore::new());

@@ -163,11 +163,14 @@ async fn a_limit_that_no_transaction_can_decide_is_refused_by_name() {
     let server = server();
     let store = store(&server.url(), Client::default()).await.in_mode::<Multi>();
     // The one cannot be decided so, and the other would be if it counted attempts.
-    for words in ["gcra 3/h count attempts", "fixed-window 3/h"] {
+    for words in
+        ["gcra 3/h count attempts", "fixed-window 3/h", "fixed-window 3/month count attempts"]
+    {
         let limits = Limits::new([limit("login", words)]).expect("limits");
         let message = "limit \"login\": a transaction charges whatever it reads, and cannot decide this; use \
-                    the Lua mode, or count = \"attempts\" (in code: count_attempts()) with one of fixed-window, \
-                    first-request-window, window-log and sliding-log";
+                    the Lua mode, or count = \"attempts\" (in code: count_attempts()) with one of fixed-window \
+                    (whose windows are a length, and none of a calendar), first-request-window, window-log and \
+                    sliding-log";
         fails(RedisStore::<Multi>::supports(&limits), ErrorKind::Unsupported, message);
         let error = RateLimiter::new(limits, store.clone()).check("a").await.expect_err(words);
         assert_eq!(error.to_string(), message);

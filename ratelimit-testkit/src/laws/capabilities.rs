@@ -21,7 +21,8 @@ pub(crate) async fn it_can_do_what_it_claims(
     scope: Scope,
 ) -> LawResult {
     let rate = rate(3, 3_600_000_000);
-    for (n, instance) in scope.at_rate(rate, 3).into_iter().enumerate() {
+    let instances = scope.at_rate(rate, 3).into_iter().chain(scope.by_calendar());
+    for (n, instance) in instances.enumerate() {
         let limits = ["l", "m"].map(|name| limit(&format!("{name}{n}"), instance.clone()));
         let claims = Claims { subject, limits: &limits, text: &instance.text };
         if let Some(lacking) = subject.able.lacks(Capability::needed_by(&instance)) {

@@ -211,6 +211,7 @@ impl WrongStore {
             Capability::Reservations => batch.reservation_id().is_some(),
             Capability::Attempts => any(&|check| check.limit.counts_attempts()),
             Capability::Admissions => any(&|check| !check.limit.counts_attempts()),
+            Capability::Calendars => any(&|check| check.limit.state_name().ends_with(')')),
             Capability::Algorithm(kind) => {
                 any(&|check| AlgorithmKind::from_algorithm(check.limit.algorithm()) == kind)
             }
@@ -227,8 +228,7 @@ impl WrongStore {
             }
         };
         let limit = checks[0].limit.name().to_owned();
-        let needed = lacking.iter().any(needed);
-        if needed { Err(Refusal::Unsupported { limit, op }) } else { Ok(()) }
+        if lacking.iter().any(needed) { Err(Refusal::Unsupported { limit, op }) } else { Ok(()) }
     }
 
     fn decide(
