@@ -112,7 +112,9 @@ const LONGEST_GIVE_BACK: Duration = Duration::from_secs(5);
 /// adoption of what remains elsewhere; a draw in flight then stays charged, because what is adopted
 /// counts it. Resets by other processes are not seen: until an allotment ends, it is spent on top
 /// of the new budget, at most one per slot and process. Changed parameters of a limit end its
-/// allotments: what is left of them goes back before the store is asked under the new ones.
+/// allotments: what is left of them goes back before the store is asked under the new ones. So do
+/// [numbers of a request](ratelimit_core::Numbers) that differ from those before them on the same
+/// key: a customer keeps its numbers, and so its allotment.
 ///
 /// # With other stores
 ///

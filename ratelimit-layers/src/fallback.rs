@@ -97,7 +97,10 @@ use outage::Outage;
 /// - **Local.** In every window the store admits at most the limit, and all nodes together at most
 ///   the limit, because the sum of their shares is no more. A caller therefore gets at most twice
 ///   its limit in a window that an outage begins or ends in, and at most its limit in a window
-///   within the outage. A caller whose requests all reach one node gets that node's share.
+///   within the outage. A caller whose requests all reach one node gets that node's share. A
+///   request with [numbers of its own](ratelimit_core::Numbers) has this node's share of those; if
+///   so many nodes cannot share them, it is an error, unless each node admits [at least
+///   one](FallbackBuilder::at_least_one).
 /// - **Forgotten or charged.** With [`OnRecovery::Forget`] the store knows nothing of what was
 ///   admitted during the outage. With [`OnRecovery::Charge`] each key is charged what it was
 ///   admitted locally, as far as that still counts, in one forced charge ([`Op::Force`]) per key

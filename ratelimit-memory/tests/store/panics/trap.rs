@@ -103,6 +103,11 @@ impl<A: Algorithm> Algorithm for Trapped<A> {
         Annotate annotate(state: &mut A::State, metadata: &[u8]);
     }
 
+    fn is_within(&self, max: &Self) -> bool {
+        passes(Part::Parameter);
+        self.0.is_within(&max.0)
+    }
+
     fn logged<'s>(&self, state: &'s A::State, now: Timestamp) -> &'s [LoggedRequest] {
         passes(Part::Parameter);
         self.0.logged(state, now)
