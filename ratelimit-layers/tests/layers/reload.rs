@@ -293,6 +293,7 @@ fn a_reload_takes_each_field_that_differs_alone() {
         ("rate", "'61/m'", GCRA),
         ("burst", "7", GCRA),
         ("debt", "5", GCRA),
+        ("max", "'90/m'", GCRA),
         ("count", "'attempts'", WINDOW),
         ("required", "true", GCRA),
         ("shadow", "true", GCRA),
