@@ -208,6 +208,11 @@ impl<A: Algorithm> Algorithm for Stack<A> {
         self.limits.iter().any(Algorithm::has_leases)
     }
 
+    /// Whether all of the limits do: a denial may be of any.
+    fn denies_abnormal_usage(&self) -> bool {
+        self.limits.iter().all(Algorithm::denies_abnormal_usage)
+    }
+
     /// The latest time of the limits.
     fn charged_at(&self, state: Option<&Self::State>, now: Timestamp) -> Timestamp {
         self.each(state, |limit, state| limit.charged_at(state, now)).max().unwrap_or(now)

@@ -98,6 +98,7 @@ impl<A: Algorithm> Algorithm for Trapped<A> {
         Step undo(state: Held<'_, A>, now: Timestamp, reservation: &Reservation, charged: &A::State) -> Option<Step<A::State>>;
         Step filled(now: Timestamp) -> Step<A::State>;
         Parameter has_leases() -> bool;
+        Parameter denies_abnormal_usage() -> bool;
         Parameter recovery() -> Option<Recovery>;
         Parameter metadata_bytes() -> Option<usize>;
         Annotate annotate(state: &mut A::State, metadata: &[u8]);
