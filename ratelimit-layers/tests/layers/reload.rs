@@ -289,6 +289,7 @@ fn a_reload_takes_each_field_that_differs_alone() {
     let rows = [
         ("name", "'other'", GCRA),
         ("key", "['ip']", GCRA),
+        ("when", "{ path = '/a' }", GCRA),
         ("algorithm", "'sliding-counter'", GCRA),
         ("rate", "'61/m'", GCRA),
         ("burst", "7", GCRA),
