@@ -27,7 +27,7 @@ use crate::rate::{Rate, whole_number};
 /// assert_eq!(FixedWindow::per_day(5_000).build()?, "5000/d".parse()?);
 ///
 /// // A number that no limit can have is an error.
-/// assert!(Gcra::per_second(0).build().is_err());
+/// assert!(Gcra::per_second(10).burst(0).build().is_err());
 /// # Ok::<(), ratelimit_core::ConfigError>(())
 /// ```
 #[derive(Clone, Debug)]
@@ -49,7 +49,7 @@ impl<A: FromRate> AlgorithmBuilder<A> {
     /// The algorithm.
     ///
     /// # Errors
-    /// A count, period or burst of 0, or one that the algorithm does not accept: see its `new`.
+    /// A period or burst of 0, or a number that the algorithm does not accept: see its `new`.
     pub fn build(self) -> Result<A, ConfigError> {
         A::from_rate(self.rate?, self.burst, self.debt)
     }
@@ -91,7 +91,7 @@ pub trait FromRate: Algorithm + Sized {
         Rate::of_built(self.capacity(), self.span_us())
     }
 
-    /// The burst, where it has one.
+    /// The burst, where it has one; none at a rate of 0.
     fn to_burst(&self) -> Option<u64> {
         None
     }
@@ -286,24 +286,30 @@ impl From<Infallible> for ConfigError {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::share::Share as _;
+    use crate::timestamp::Timestamp;
     use crate::{
-        BucketedWindow, Concurrency, FixedWindow, Gcra, SlidingCounter, TokenBucket, WindowLog,
+        AnyAlgorithm, BucketedWindow, Concurrency, FixedWindow, Gcra, SlidingCounter, TokenBucket,
+        WindowLog,
     };
     use alloc::string::ToString;
+    use core::num::NonZeroU64;
     use core::time::Duration;
 
     #[test]
     fn zero_and_out_of_range_numbers_are_errors_that_say_what_to_write() {
         let message = |error: ConfigError| error.to_string();
         let refused = [
-            (Gcra::per_second(0).build().map(drop), "a rate of 0"),
+            (Gcra::per_second(0).burst(1).build().map(drop), "a burst beside it has no meaning"),
+            (Gcra::per_second(0).debt(1).build().map(drop), "a debt beside it has no meaning"),
+            (FixedWindow::per_second(0).debt(1).build().map(drop), "a debt beside it"),
+            ("0/s burst 0".parse::<Gcra>().map(drop), "a burst beside it"),
             (Gcra::per_second(1).burst(0).build().map(drop), "burst of 0"),
             (Gcra::per_day(u64::MAX).build().map(drop), "2^52"),
             (TokenBucket::per(1, Duration::ZERO).build().map(drop), "per 0 time"),
             (FixedWindow::per(1, Duration::from_secs(u64::MAX)).build().map(drop), "2^52"),
             (FixedWindow::per(1, Duration::from_nanos(1)).build().map(drop), "whole microseconds"),
             (WindowLog::per_hour(10_001).build().map(drop), "10000"),
-            (Concurrency::at_once(0, Duration::from_secs(1)).build().map(drop), "a rate of 0"),
             (
                 "10/s burst".parse::<Gcra>().map(drop),
                 "burst has no number; write one, such as \"10/s burst 20\"",
@@ -332,5 +338,37 @@ mod tests {
             assert!(text.contains(says), "{text:?} lacks {says:?}");
         }
         assert!("3/2251799813685247us".parse::<SlidingCounter>().is_ok(), "the longest window");
+    }
+
+    #[test]
+    fn a_rate_of_0_is_a_limit_that_denies_everything_and_shows_it() {
+        let second = Duration::from_secs(1);
+        let built: [AnyAlgorithm; 4] = [
+            Gcra::per_second(0).build().expect("a limit").into(),
+            FixedWindow::per_day(0).build().expect("a limit").into(),
+            WindowLog::per_hour(0).build().expect("a limit").into(),
+            Concurrency::at_once(0, second).build().expect("a limit").into(),
+        ];
+        let read = [
+            "token-bucket 0/30d",
+            "first-request-window 0/s",
+            "sliding-log 0/250ms",
+            "sliding-counter 0/m",
+            "bucketed-window bucket 1s rates 0/1s, 5/10s",
+        ];
+        let read = read.map(|words| words.parse::<AnyAlgorithm>().expect(words));
+        for algorithm in built.into_iter().chain(read) {
+            let words = algorithm.to_string();
+            assert_eq!(words.parse(), Ok(algorithm), "{words}");
+            let share = algorithm.share(NonZeroU64::new(3).expect("not 0"));
+            assert_eq!(share.map(|share| share.capacity()), Ok(0), "{words}");
+            for at in [0, 1_795_218_392_123_456].map(Timestamp::saturating_from_us) {
+                let [peek, one] = [0, 1].map(|cost| algorithm.step(None, at, cost).decision);
+                let seen = (peek.allowed, peek.limit, peek.remaining, peek.reset_after_us);
+                assert_eq!(seen, (true, 0, 0, 0), "{words}");
+                assert_eq!((one.allowed, one.retry_after_us), (false, None), "{words}");
+                assert_eq!((one.replenish_after_us, one.reset_after_us), (0, 0), "{words}");
+            }
+        }
     }
 }

@@ -121,7 +121,8 @@ impl<const LEASES: bool> LoggedWindow<LEASES> {
         entries: impl DoubleEndedIterator<Item = &'e LoggedCost> + Clone,
         retry_after_us: Option<u64>,
     ) -> Decision {
-        let last = entries.clone().next_back();
+        // What can admit nothing has nothing to recover.
+        let last = entries.clone().next_back().filter(|_| self.limit > 0);
         // More of a cost may count than a limit that was lowered has room for.
         let excess = used.saturating_sub(self.limit).saturating_add(1);
         let grown_us = self.freed_us(entries, excess);

@@ -32,7 +32,7 @@ impl Limits<AnyAlgorithm> {
     ///     .build()?;
     /// assert_eq!(limits.iter().map(|limit| limit.name()).collect::<Vec<_>>(), ["burst", "daily", "hourly", "logins"]);
     ///
-    /// let mistaken = Limits::builder().limit("burst", Gcra::per_second(0)).build();
+    /// let mistaken = Limits::builder().limit("burst", Gcra::per_second(1).burst(0)).build();
     /// assert_eq!(mistaken.unwrap_err().limit(), Some("burst"));
     /// # Ok::<(), ratelimit_core::ConfigError>(())
     /// ```

@@ -11,19 +11,19 @@ use core::time::Duration;
 use crate::error::ConfigError;
 use crate::timestamp::MAX_INTEGER;
 
-/// A count per period: `10/s`, `7/5m`, `1000/250ms`.
+/// A count per period: `10/s`, `7/5m`, `1000/250ms`. A limit at a rate of 0 denies everything.
 ///
 /// ```
 /// use ratelimit_core::Rate;
 /// let rate: Rate = "7/5m".parse()?;
 /// assert_eq!((rate.count(), rate.period_us()), (7, 300_000_000));
 /// assert_eq!(rate.to_string(), "7/5m");
-/// assert!("0/s".parse::<Rate>().is_err());
+/// assert!("10/0s".parse::<Rate>().is_err());
 /// # Ok::<(), ratelimit_core::ConfigError>(())
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Rate {
-    count: NonZeroU64,
+    count: u64,
     period_us: NonZeroU64,
 }
 
@@ -57,8 +57,8 @@ impl Rate {
     /// ```
     ///
     /// # Errors
-    /// A count or period of 0, a count or period in microseconds above [`MAX_INTEGER`], or a period
-    /// with a fraction of a microsecond, which would not be exact.
+    /// A period of 0, a count or period in microseconds above [`MAX_INTEGER`], or a period with a
+    /// fraction of a microsecond, which would not be exact.
     pub fn new(count: u64, period: Duration) -> Result<Self, ConfigError> {
         if !period.subsec_nanos().is_multiple_of(1_000) {
             return Err(ConfigError::new(format!(
@@ -72,18 +72,14 @@ impl Rate {
     /// `count` per `period_us` microseconds.
     ///
     /// # Errors
-    /// A count or period of 0, or one above [`MAX_INTEGER`].
+    /// A period of 0, or a count or period above [`MAX_INTEGER`].
     pub fn per_us(count: u64, period_us: u64) -> Result<Self, ConfigError> {
-        let within = |n: u64| NonZeroU64::new(n).filter(|n| n.get() <= MAX_INTEGER);
-        match (within(count), within(period_us)) {
-            (Some(count), Some(period_us)) => Ok(Self { count, period_us }),
-            (None, _) if count == 0 => Err(ConfigError::new(format!(
-                "a rate of 0 admits nothing; {ACCEPTED}, with a number of at least 1"
-            ))),
-            (_, None) if period_us == 0 => {
-                Err(ConfigError::new(format!("a rate per 0 time has no meaning; {ACCEPTED}")))
+        match NonZeroU64::new(period_us) {
+            None => Err(ConfigError::new(format!("a rate per 0 time has no meaning; {ACCEPTED}"))),
+            Some(period_us) if count.max(period_us.get()) <= MAX_INTEGER => {
+                Ok(Self { count, period_us })
             }
-            _ => Err(ConfigError::new(format!(
+            Some(_) => Err(ConfigError::new(format!(
                 "the rate's numbers must be below 2^52 ({MAX_INTEGER}), its period in microseconds"
             ))),
         }
@@ -91,14 +87,13 @@ impl Rate {
 
     /// The rate of numbers that an algorithm was built with, which are in range.
     pub(crate) fn of_built(count: u64, period_us: u64) -> Self {
-        let at_least_one = |n| NonZeroU64::new(n).unwrap_or(NonZeroU64::MIN);
-        Self { count: at_least_one(count), period_us: at_least_one(period_us) }
+        Self { count, period_us: NonZeroU64::new(period_us).unwrap_or(NonZeroU64::MIN) }
     }
 
     /// The count per period.
     #[must_use]
     pub const fn count(self) -> u64 {
-        self.count.get()
+        self.count
     }
 
     /// The period in microseconds.
@@ -155,8 +150,11 @@ impl fmt::Display for Rate {
 }
 
 impl Rate {
-    /// The same rate in its shortest form: `1/100ms` as `10/s`.
+    /// The same rate in its shortest form: `1/100ms` as `10/s`. One of 0 keeps its period.
     fn shortest(self) -> Self {
+        if self.count == 0 {
+            return self;
+        }
         let (mut shortest, mut letters) = (self, self.to_string().len());
         for (per, us) in UNITS.into_iter().rev().filter(|(_, us)| *us >= 1_000_000) {
             let whole = us.is_multiple_of(self.period_us());
@@ -231,7 +229,8 @@ impl Refill {
     /// The exact integers for this rate and burst.
     ///
     /// # Errors
-    /// A burst of 0, or numbers too large to stay exact even with refill ticks of a second.
+    /// A burst of 0 at a rate above 0, a burst above 0 at a rate of 0, or numbers too large to stay
+    /// exact even with refill ticks of a second.
     pub fn new(rate: Rate, burst: u64) -> Result<Self, ConfigError> {
         Self::with_debt(rate, burst, 0)
     }
@@ -241,18 +240,27 @@ impl Refill {
     /// # Errors
     /// As [`new`](Self::new): burst and debt together must stay exact.
     pub fn with_debt(rate: Rate, burst: u64, debt: u64) -> Result<Self, ConfigError> {
-        if burst == 0 {
-            return Err(ConfigError::new(
-                "a burst of 0 admits nothing; write at least 1, or leave it out for the rate's number",
-            ));
+        match (rate.count(), burst) {
+            (0, 0) if debt == 0 => {}
+            (0, 0) => return Err(beside_nothing("debt")),
+            (0, _) => return Err(beside_nothing("burst")),
+            (_, 0) => {
+                return Err(ConfigError::new(
+                    "a burst of 0 admits nothing; write at least 1, or leave it out for the rate's number; a \
+                     rate of 0 denies everything",
+                ));
+            }
+            _ => {}
         }
+        // A bucket without room gains nothing. Its refill stands for the period alone.
+        let count = rate.count().max(1);
         [1, 1_000, 1_000_000]
             .into_iter()
             .filter(|tick_us| rate.period_us().is_multiple_of(*tick_us))
             .map(|tick_us| {
                 let ticks = rate.period_us() / tick_us;
-                let divisor = gcd(rate.count(), ticks);
-                let (token_units, tick_units) = (ticks / divisor, rate.count() / divisor);
+                let divisor = gcd(count, ticks);
+                let (token_units, tick_units) = (ticks / divisor, count / divisor);
                 let most = burst.saturating_add(debt);
                 Self { burst, most, token_units, tick_units, tick_us }
             })
@@ -281,7 +289,8 @@ impl Refill {
     #[must_use]
     pub fn rate(&self) -> Rate {
         let period_us = self.token_units.saturating_mul(self.tick_us);
-        Rate::of_built(self.tick_units, period_us).shortest()
+        let count = if self.most == 0 { 0 } else { self.tick_units };
+        Rate::of_built(count, period_us).shortest()
     }
 
     /// Whether it refills no faster than another. Below 2^53 each, the products are exact.
@@ -332,6 +341,14 @@ impl Refill {
     }
 }
 
+/// The error of a burst or a debt at a rate of 0.
+pub(crate) fn beside_nothing(field: &str) -> ConfigError {
+    ConfigError::new(format!(
+        "a rate of 0 denies everything, so a {field} beside it has no meaning; leave it out, or write a rate \
+         of at least 1"
+    ))
+}
+
 /// Euclid's greatest common divisor.
 pub(crate) const fn gcd(mut a: u64, mut b: u64) -> u64 {
     while b != 0 {
@@ -353,6 +370,8 @@ mod tests {
             ("7 / 5m", 7, 300_000_000),
             ("5000/d", 5000, 86_400_000_000),
             ("1/10us", 1, 10),
+            ("0/s", 0, 1_000_000),
+            ("0/7d", 0, 604_800_000_000),
         ] {
             let rate: Rate = text.parse().expect(text);
             assert_eq!((rate.count(), rate.period_us()), (count, period_us), "{text}");
@@ -362,7 +381,7 @@ mod tests {
 
     #[test]
     fn text_that_is_no_rate_is_refused_with_an_example() {
-        let texts = " 10 10/ /s 0/s 10/0s -1/s +1/s 1.5/s 10/y 9999999999999999999999/s";
+        let texts = " 10 10/ /s 0/0s 10/0s -1/s +1/s 1.5/s 10/y 9999999999999999999999/s";
         for text in texts.split(' ') {
             let error = text.parse::<Rate>().expect_err(text).to_string();
             assert!(error.contains("\"10/s\""), "{text}: {error}");

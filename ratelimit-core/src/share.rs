@@ -25,7 +25,8 @@ use crate::rate::Rate;
 ///
 /// Buckets divide the burst, rounded down, and the rate, exactly: 10/s among 4 nodes is 5/2s.
 /// Windows and leases divide their count, rounded down; so does every limit its debt. A
-/// [`Stack`](crate::Stack) divides each of its limits.
+/// [`Stack`](crate::Stack) divides each of its limits. The share of a limit at a rate of 0 is the
+/// limit.
 pub trait Share: Algorithm + Sized {
     /// The share of one of `nodes` nodes.
     ///
@@ -37,7 +38,7 @@ pub trait Share: Algorithm + Sized {
 /// A capacity, divided and rounded down.
 fn part(capacity: u64, nodes: NonZeroU64) -> Result<u64, ConfigError> {
     match capacity / nodes {
-        0 => Err(ConfigError::new(format!(
+        0 if capacity > 0 => Err(ConfigError::new(format!(
             "a limit of {capacity} cannot be shared by {nodes} nodes; choose \"open\" or \"closed\", fewer nodes, or let \
              each node admit at least one (Fallback::builder().at_least_one())"
         ))),

@@ -80,11 +80,23 @@ const BUCKETS: &[(&str, u64)] = &[
     ("1000003/30d", 3),
     ("1000003/30d", 1_000_003),
     ("1000000007/30d", 1_000_000_007),
+    // Denies everything.
+    ("0/s", 0),
 ];
 
 /// Rates of the windows.
-const WINDOWS: &[&str] =
-    &["1/s", "3/s", "2/3us", "7/5m", "4/250ms", "1000/250ms", "10000000/s", "5/30d", "1000003/30d"];
+const WINDOWS: &[&str] = &[
+    "1/s",
+    "3/s",
+    "2/3us",
+    "7/5m",
+    "4/250ms",
+    "1000/250ms",
+    "10000000/s",
+    "5/30d",
+    "1000003/30d",
+    "0/s",
+];
 
 /// Windows of calendars: months of different lengths, the last day of each, clocks that change at
 /// midnight or by half an hour, and debts. Two of each kind, for limits that change.
@@ -236,13 +248,14 @@ impl AlgorithmKind {
         self.of_rates(SLOW_BUCKETS, SLOW_WINDOWS)
     }
 
-    /// The smallest limits, whose traces can be enumerated: capacities of 1 to 3 and times of a few
+    /// The smallest limits, whose traces can be enumerated: capacities of 0 to 3 and times of a few
     /// microseconds.
     pub(crate) fn tiny(self) -> Vec<AnyAlgorithm> {
-        let plain = (1..=3).flat_map(|capacity| {
+        let plain = (0..=3).flat_map(|capacity| {
             if self.is_bucket() {
                 // One rate is below a unit per microsecond and one above; neither is whole.
-                [(2, 3), (3, 2)].map(|(count, us)| self.algorithm(rate(count, us), capacity))
+                let rates = [(2, 3), (3, 2)].map(|(count, us)| (count.min(3 * capacity), us));
+                rates.map(|(count, us)| self.algorithm(rate(count, us), capacity))
             } else {
                 [2, 3].map(|us| self.algorithm(rate(capacity, us), 0))
             }
@@ -398,7 +411,7 @@ pub(crate) fn full_us(algorithm: &AnyAlgorithm) -> u64 {
             refill.ticks_for(refill.most_units()) * refill.tick_us
         }
         AnyAlgorithm::FixedWindow(fixed) => {
-            (fixed.capacity() + fixed.debt()).div_ceil(fixed.capacity()) * fixed.window_us()
+            (fixed.capacity() + fixed.debt()).div_ceil(fixed.capacity().max(1)) * fixed.window_us()
         }
         AnyAlgorithm::FirstRequestWindow(first) => first.window_us(),
         AnyAlgorithm::BucketedWindow(bucketed) => {

@@ -214,6 +214,8 @@ impl BucketedWindow {
             0 => live.buckets.last().copied(),
             count => Some(BucketCount { start: live.current, count }),
         };
+        // What can admit nothing has nothing to recover.
+        let newest = newest.filter(|_| self.capacity() > 0);
         let end_us = |bucket| Self::end_us(bucket, self.longest_us());
         let grown_us = self.fits_us(live, charge, remaining + 1);
         Decision {
@@ -328,7 +330,9 @@ impl Algorithm for BucketedWindow {
     /// Charges the largest of the windows' limits: no window has anything left until the bucket has
     /// left it.
     fn filled(&self, now: Timestamp) -> Step<BucketedWindowState> {
-        let most = self.windows().iter().map(|window| window.limit).max().unwrap_or_default();
+        let most = self.windows().iter().map(|window| window.limit).max();
+        // What can admit nothing is full as it is.
+        let most = most.filter(|_| self.capacity() > 0).unwrap_or_default();
         let live = self.live(None, now);
         self.admit(now, self.capacity(), live, Self::with_charge(live, most))
     }

@@ -31,7 +31,7 @@ use crate::builder::{owing, per, without_burst};
 use crate::calendar::Calendar;
 use crate::error::ConfigError;
 use crate::in_memory::InMemory;
-use crate::rate::{Rate, kind_of_window};
+use crate::rate::{Rate, beside_nothing, kind_of_window};
 use crate::reservation::Reservation;
 use crate::timestamp::{MAX_INTEGER, Timestamp};
 use crate::window::{WindowLimit, WindowState, Windows};
@@ -228,9 +228,15 @@ impl FixedWindow {
     /// As [`new`](Self::new), and up to `debt` may be owed: see [`Algorithm::debt`].
     ///
     /// # Errors
-    /// Limit and debt together above 2^52, or a time to pay the debt back that is.
+    /// Limit and debt together above 2^52, or a time to pay the debt back that is; a debt at a rate
+    /// of 0.
     pub fn with_debt(rate: Rate, debt: u64) -> Result<Self, ConfigError> {
         let Self { window } = Self::new(rate)?;
+        match (window.limit, debt) {
+            (0, 0) => return Ok(Self { window }),
+            (0, _) => return Err(beside_nothing("debt")),
+            _ => {}
+        }
         let most = window.limit.saturating_add(debt);
         let recovery_us = most.div_ceil(window.limit).saturating_mul(rate.period_us());
         if most > MAX_INTEGER || recovery_us > MAX_INTEGER {

@@ -56,7 +56,7 @@ mod step;
 
 use crate::builder::{AlgorithmBuilder, FromRate, from_text, owing, per};
 use crate::error::ConfigError;
-use crate::rate::{Rate, Refill};
+use crate::rate::{Rate, Refill, beside_nothing};
 use crate::timestamp::Timestamp;
 
 /// The generic cell rate algorithm: `rate` in the long run, `burst` at once.
@@ -118,10 +118,12 @@ pub struct GcraState {
 }
 
 impl Gcra {
-    /// `rate` in the long run and up to `burst` at once.
+    /// `rate` in the long run and up to `burst` at once. At a rate of 0 it denies everything, and
+    /// the burst is 0.
     ///
     /// # Errors
-    /// A burst of 0, or numbers too large to stay exact.
+    /// A burst of 0 at a rate above 0, or one above 0 at a rate of 0; numbers too large to stay
+    /// exact.
     pub fn new(rate: Rate, burst: u64) -> Result<Self, ConfigError> {
         Self::with_debt(rate, burst, 0)
     }
@@ -142,7 +144,7 @@ impl Gcra {
     /// ```
     ///
     /// # Errors
-    /// A burst of 0, or numbers too large to stay exact.
+    /// As [`new`](Self::new); a debt at a rate of 0.
     pub fn with_debt(rate: Rate, burst: u64, debt: u64) -> Result<Self, ConfigError> {
         let refill = Refill::with_debt(rate, burst, debt)?;
         Ok(Self { refill, token: fast::Token::from_refill(&refill), is_token_bucket: false })
@@ -170,6 +172,9 @@ from_text!(Gcra);
 
 impl FromRate for Gcra {
     fn from_rate(rate: Rate, burst: Option<u64>, debt: Option<u64>) -> Result<Self, ConfigError> {
+        if rate.count() == 0 && burst.is_some() {
+            return Err(beside_nothing("burst"));
+        }
         Self::with_debt(rate, burst.unwrap_or(rate.count()), debt.unwrap_or_default())
     }
 
@@ -178,7 +183,7 @@ impl FromRate for Gcra {
     }
 
     fn to_burst(&self) -> Option<u64> {
-        Some(self.refill().burst)
+        Some(self.refill().burst).filter(|burst| *burst > 0)
     }
 
     fn span_us(&self) -> u64 {

@@ -132,7 +132,14 @@ const WRONG_LIMITS: &[(&str, &[&str])] = &[
     ("rate = '1/s'", &["no algorithm", "gcra, "]),
     ("algorithm = 'gcra'", &["no rate", "\"10/s\""]),
     ("algorithm = 'gcra'\nrate = 5", &["rate is 5", "rate = \"10/s\""]),
-    ("algorithm = 'gcra'\nrate = '0/s'", &["a rate of 0", "at least 1"]),
+    (
+        "algorithm = 'gcra'\nrate = '0/s'\nburst = 5",
+        &["a rate of 0 denies", "a burst beside it", "line 5"],
+    ),
+    (
+        "algorithm = 'fixed-window'\nrate = '0/s'\ndebt = 5",
+        &["a rate of 0 denies", "a debt beside it"],
+    ),
     ("algorithm = 'gcra'\nrate = '1000000007/30d'\nburst = 999999999999999", &["2^52", "smaller"]),
     (
         "algorithm = 'leaky'\nrate = '1/s'",
@@ -289,7 +296,13 @@ const ANY: &[Values] = &[
     // Alone, the second is too large for a bucket, whose burst is then the count.
     (
         "rate",
-        &[Some("'7/5m'"), Some("'1125899906842624/30d'"), Some("'7/month'"), Some("'7/week'")],
+        &[
+            Some("'7/5m'"),
+            Some("'1125899906842624/30d'"),
+            Some("'0/s'"),
+            Some("'7/month'"),
+            Some("'7/week'"),
+        ],
     ),
     ("zone", &[None, None, Some("'Europe/Berlin'")]),
     ("anchor", &[None, None, Some("15"), Some("'sunday'")]),
@@ -298,7 +311,7 @@ const ANY: &[Values] = &[
     // In one of the windows, of one of the algorithms.
     ("max", &[None, None, Some("'9/5m'"), Some("'bucket 1s rates 7/10m'")]),
     ("bucket", &[Some("'1s'")]),
-    ("rates", &[Some("['7/5m', '9/10m']")]),
+    ("rates", &[Some("['7/5m', '9/10m']"), Some("['0/5m', '9/10m']")]),
     ("block", &[Some("'5m'"), Some("'2d'")]),
     ("factor", &[None, Some("1"), Some("3")]),
     ("longest", &[None, Some("'1h'"), Some("'3d'")]),
@@ -314,8 +327,7 @@ const WRONG: &[(&str, &str)] = &[
     ("on_outage", "'shut'"),
     ("warn", "'0%'"),
     ("count", "'all'"),
-    ("rate", "'0/s'"),
-    ("rate", "'0/month'"),
+    ("rate", "'1/0s'"),
     ("zone", "'Berlin'"),
     ("anchor", "32"),
     ("anchor", "'15'"),
@@ -323,7 +335,7 @@ const WRONG: &[(&str, &str)] = &[
     ("debt", "-1"),
     ("max", "9"),
     ("bucket", "'soon'"),
-    ("rates", "['0/s']"),
+    ("rates", "['1/0s']"),
     ("block", "'soon'"),
     ("factor", "0"),
     ("longest", "'0s'"),

@@ -14,6 +14,7 @@ fn limits() -> Vec<AnyAlgorithm> {
         "sliding-log 3/8us",
         "sliding-counter 5/7us",
         "bucketed-window bucket 2us rates 3/4us, 5/12us",
+        "gcra 0/us",
     ];
     limits.map(|words| words.parse().expect(words)).into()
 }

@@ -370,3 +370,23 @@ async fn a_share_is_that_of_the_limit_which_the_request_has() {
         assert_eq!(ask_all(&store, all, &due.to_string(), 1).await.limit(), *due);
     }
 }
+
+/// Its share is 0 too, among however many nodes, and also where each node would admit at least one.
+#[tokio::test(start_paused = true)]
+async fn a_limit_at_a_rate_of_0_denies_everything_during_an_outage() {
+    for at_least_one in [false, true] {
+        let limits = [limit("off", "fixed-window 0/d").on_outage(OnOutage::Local)];
+        let settings = |settings: FallbackBuilder| match at_least_one {
+            true => settings.at_least_one(),
+            false => settings,
+        };
+        let (store, _clock) = layered_with(&limits, settings);
+        let healthy = ask(&store, &limits, 1).await;
+        down(&store, &limits).await;
+        for verdict in [healthy, ask(&store, &limits, 1).await] {
+            assert_eq!((verdict.allowed(), verdict.retry_after()), (false, None));
+            assert_eq!((verdict.limit(), verdict.remaining()), (0, 0));
+        }
+        assert!(ask(&store, &limits, 0).await.allowed());
+    }
+}

@@ -78,7 +78,7 @@ end
 
 --- level
 local function view(limit, span_us)
-  if limit == 0 then return end
+  if span_us == 0 then return end
   local from = count + 1
   local function counts(n)
     return start_of(n) + span_us > current

@@ -13,8 +13,8 @@ start < 2^52
 --- level
 -- A request before the start, after the clock went back, belongs to the window too.
 if now >= ends_us or now >= start + window_us then start, count = now, 0 end
--- A larger limit may have counted more than the capacity.
-local used = count
+-- A larger limit may have counted more than the capacity. A limit of 0 counts nothing.
+local used = capacity > 0 and count or 0
 
 --- move
 count = after

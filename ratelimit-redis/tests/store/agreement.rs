@@ -177,6 +177,69 @@ fn limits_by_a_calendar_keep_the_laws() {
     are_kept::<Calendars>(&[ManyTasksAreAdmittedExactlyTheLimit]);
 }
 
+/// Limits at a rate of 0 beside others whose states they read.
+struct Zero;
+
+impl AlgorithmHarness for Zero {
+    type Algorithm = AnyAlgorithm;
+
+    fn limits() -> Vec<Instance<AnyAlgorithm>> {
+        let mut limits = instances(&[
+            "gcra 3/s burst 4 debt 2",
+            "gcra 0/s",
+            "token-bucket 0/s",
+            "gcra 0/s count attempts",
+            "fixed-window 3/s debt 9",
+            "fixed-window 0/s",
+            "first-request-window 3/s",
+            "first-request-window 0/s",
+            "window-log 3/s",
+            "window-log 0/s",
+            "sliding-log 3/s",
+            "sliding-log 0/s",
+            "bucketed-window bucket 250ms rates 3/1s, 7/3s",
+            "bucketed-window bucket 250ms rates 0/1s, 7/3s",
+            "bucketed-window bucket 250ms rates 3/1s, 0/3s count attempts",
+            "sliding-counter 3/s",
+            "sliding-counter 0/s",
+            "sliding-counter 0/s count attempts",
+            "concurrency 3/s",
+            "concurrency 0/s",
+        ]);
+        limits.extend(ZeroNative::limits());
+        limits
+    }
+}
+
+/// Those that a transaction can decide.
+struct ZeroNative;
+
+impl AlgorithmHarness for ZeroNative {
+    type Algorithm = AnyAlgorithm;
+
+    fn limits() -> Vec<Instance<AnyAlgorithm>> {
+        instances(&[
+            "fixed-window 0/s count attempts",
+            "first-request-window 0/s count attempts",
+            "first-request-window 3/s count attempts",
+            "window-log 0/s count attempts",
+            "window-log 3/s count attempts",
+            "sliding-log 0/s count attempts",
+            "sliding-log 3/s count attempts",
+        ])
+    }
+}
+
+#[test]
+fn limits_at_a_rate_of_0_keep_the_laws() {
+    are_kept::<Zero>(&[Property::Agrees, Property::AgreesAfterAChange]);
+    for meddling in [|connection| connection, MeddlingConnection::clustered] {
+        let multi = OnServer::<Multi>::shared(meddling);
+        assert_eq!(broken::<ZeroNative, _>(&multi, Property::Agrees), None);
+        assert_eq!(broken::<ZeroNative, _>(&multi, Property::AgreesAfterAChange), None);
+    }
+}
+
 /// Of buckets, of limits that share a field, and of some with keys of their own.
 struct Stacks;
 
@@ -196,6 +259,7 @@ impl AlgorithmHarness for Stacks {
             ],
             &["window-log 3/s", "sliding-log 5/s", "token-bucket 3/s burst 4"],
             &["lockout 3/s block 2s factor 2 longest 9s forget 5s", "gcra 3/s burst 4"],
+            &["gcra 3/s burst 4", "fixed-window 0/s", "gcra 0/h"],
         ]
         .map(|texts| {
             let limits = texts.iter().map(|text| text.parse().expect(text));
@@ -255,6 +319,9 @@ fn reservations_are_kept_as_the_pure_step_keeps_them() {
         ("window-log 3/s", "window-log 3/s"),
         ("lockout 2/s block 1s factor 2", "lockout 3/s block 3s"),
         ("gcra 1000000007/30d burst 1000000007", "gcra 5000000/s burst 2"),
+        ("gcra 3/s burst 4 debt 5", "gcra 0/s"),
+        ("fixed-window 5/s debt 12", "fixed-window 0/s"),
+        ("concurrency 3/2s", "concurrency 0/2s"),
     ];
     let named = |(n, text)| limit(&format!("l{n}"), text);
     let changed: Vec<_> = (0..).zip(limits.map(|(_, after)| after)).map(named).collect();

@@ -145,7 +145,11 @@ pub(crate) async fn a_changed_limit_is_safe(
         };
         for cost in [0, 1, capacity] {
             let got = one(Op::Peek, cost, at).await?;
-            let waits = got.retry_after_us.is_some_and(|us| us <= full_us);
+            // What is above the capacity, as anything is at a rate of 0, never fits.
+            let waits = match got.retry_after_us {
+                Some(us) => cost <= capacity && us <= full_us,
+                None => cost > capacity,
+            };
             ensure(waits && got.remaining <= got.limit && got.reset_after_us <= full_us, || {
                 format!(
                     "{cost} of {key:?} at {at} got {got:?} under {text}, which takes {full_us} µs to recover. It was {}",

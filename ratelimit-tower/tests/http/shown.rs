@@ -73,6 +73,18 @@ async fn a_lockout_means_abnormal_usage_until_its_block_ends() {
 }
 
 #[tokio::test]
+async fn a_limit_at_a_rate_of_0_shows_no_quota_and_no_wait() {
+    let rows: Rows = &[("off", "fixed-window 0/m", "ip"), ("shut", "gcra 0/s", "ip")];
+    let denied = send(&hello().layer(layer(rows)), request("/")).await;
+    assert_eq!((denied.status, &*denied.field("retry-after")), (429, ""));
+    assert_eq!(denied.field("ratelimit-policy"), r#""off";q=0;w=60, "shut";q=0"#);
+    assert_eq!(denied.field("ratelimit"), r#""off";r=0, "shut";r=0"#);
+    assert_eq!(denied.violated_limits(), ["off", "shut"]);
+    let peeked = send(&hello().layer(layer(rows).cost(0)), request("/")).await;
+    assert_eq!(peeked.status, 200);
+}
+
+#[tokio::test]
 async fn clients_of_a_window_that_ends_return_at_different_times_and_never_too_early() {
     let fields = || Fields::new().jitter(Duration::from_secs(60));
     let waits = async |rows: Rows<'_>, cost| {
