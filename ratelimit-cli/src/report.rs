@@ -174,7 +174,7 @@ fn fit(counts: &LimitTally) -> Markup {
                     @if let Some(enough) = needs.smallest(0) {
                         "; " code { (setting(&enough)) }
                         @if enough.capacity() > algorithm.capacity() { " denies none." } @else { " is enough for all." }
-                    } @else { "; no limit of its kind is large enough for all." }
+                    } @else if algorithm.capacity() == 0 { "; its rate is 0." } @else { "; no limit of its kind is large enough for all." }
                 }
                 @if let Some(percent) = limit.warns_at_percent() {
                     p {

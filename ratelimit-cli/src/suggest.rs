@@ -14,7 +14,7 @@ use crate::nearness::Nearness;
 use crate::text::decimal;
 
 /// These limits without a bound, to observe what callers use: one for each window of each. The
-/// first has the limit's name.
+/// first has the limit's name. A rate of 0 counts as one of 1, which a bound can be raised from.
 pub(crate) fn unbounded(
     limits: &Limits<AnyAlgorithm>,
 ) -> Result<Limits<AnyAlgorithm>, ConfigError> {
@@ -103,9 +103,10 @@ impl Needs {
                 for (key, used) in used.into_iter().flat_map(Nearness::most_used) {
                     // The smallest capacity of the algorithm that gives this window, in its ratio,
                     // room for that.
-                    let need =
-                        u128::from(used.saturating_sub(1)) * u128::from(algorithm.capacity());
-                    let need = u64::try_from(need / u128::from(window.capacity()) + 1);
+                    let [capacity, of_window] =
+                        [algorithm.capacity(), window.capacity()].map(|n| u128::from(n.max(1)));
+                    let need = u128::from(used.saturating_sub(1)) * capacity / of_window + 1;
+                    let need = u64::try_from(need);
                     let most = needs.entry(key).or_default();
                     *most = need.unwrap_or(u64::MAX).max(*most);
                 }
@@ -128,9 +129,10 @@ impl Needs {
     }
 
     /// The algorithm with the smallest capacity that denies at most this many callers; `None` if
-    /// there was no caller, or the algorithm has no capacity that is large enough.
+    /// there was no caller, the algorithm has no capacity that is large enough, or its rate is 0:
+    /// it denies on purpose.
     pub(crate) fn smallest(&self, most_denied: u64) -> Option<AnyAlgorithm> {
-        self.needs.first()?;
+        self.needs.first().filter(|_| self.algorithm.capacity() > 0)?;
         with_capacity(&self.algorithm, self.after(most_denied).unwrap_or(1))
     }
 
@@ -165,10 +167,11 @@ fn with_capacity(algorithm: &AnyAlgorithm, capacity: u64) -> Option<AnyAlgorithm
     let mut given = text.split_whitespace();
     while let Some(word) = given.next() {
         match word.split_once('/') {
+            Some(("0", period)) if is_bucket => words.push(format!("1/{period} burst {capacity}")),
             Some(_) if is_bucket => words.push(format!("{word} burst {capacity}")),
             Some((count, period)) => {
-                let scaled = count.parse::<u128>().ok()? * u128::from(capacity);
-                let count = scaled.div_ceil(u128::from(algorithm.capacity()));
+                let scaled = count.parse::<u128>().ok()?.max(1) * u128::from(capacity);
+                let count = scaled.div_ceil(u128::from(algorithm.capacity().max(1)));
                 words.push(format!("{count}/{period}"));
             }
             None if word == "burst" => drop(given.next()),

@@ -47,7 +47,9 @@ fn notes(limit: &Limit<AnyAlgorithm>, earlier: &[Limit<AnyAlgorithm>]) -> Vec<St
             apart.join(", ")
         )
     });
-    told.into_iter().collect()
+    let nothing = (limit.algorithm().capacity() == 0)
+        .then(|| format!("limit {:?}: it denies everything, because its rate is 0", limit.name()));
+    told.into_iter().chain(nothing).collect()
 }
 
 /// Why a limit that can be read does not fit the service.

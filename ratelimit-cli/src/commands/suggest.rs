@@ -3,7 +3,7 @@
 use std::fs::File;
 use std::io::{self, Write};
 
-use ratelimit_core::{AnyAlgorithm, ConfigError, Limit, Limits, RateLimiter};
+use ratelimit_core::{Algorithm as _, AnyAlgorithm, ConfigError, Limit, Limits, RateLimiter};
 use ratelimit_memory::MemoryStore;
 use serde_json::json;
 
@@ -140,6 +140,7 @@ fn table(args: &SuggestArgs, notes: &str, rows: &[Row<'_>]) -> String {
                 denied(row.needs.callers_denied_by(algorithm)),
                 denied(row.denied_together),
             ]),
+            None if now.capacity() == 0 => cells.push("nothing: a rate of 0 denies all".to_owned()),
             None if callers == 0 => cells.push("no caller was seen".to_owned()),
             None => cells.push("nothing: no such limit is large enough".to_owned()),
         }

@@ -159,13 +159,14 @@ fn a_policy_is_wrong_at_a_line_and_a_column_and_lint_names_each_limit() {
     let when = |name: &str, when: &str| limit(name, "ip", "gcra 1/s", &format!("when = {when}"));
     let reads = when("reads", "{ method = ['GET', 'HEAD'] }");
     let others = when("writes", "{ not = { method = ['GET', 'HEAD'] } }")
-        + &when("login", "{ method = 'POST', path = '/login' }");
+        + &when("login", "{ method = 'POST', path = '/login' }").replace("1/s", "0/s");
     scene.write("policy.toml", reads + &others);
     let note = "policy.toml: note: line 7, column 1: limit \"writes\": no request meets both its conditions and \
                 those of \"reads\"\n  7 | [[limit]]";
     let ran =
         lint(&["--identifiers", "ip,method,path"]).exits(0).says(&[note, "those of \"reads\"\n"]);
-    assert!(ran.out.ends_with("policy.toml: 3 limits, no problem, 2 notes\n"), "{}", ran.out);
+    assert!(ran.out.ends_with("policy.toml: 3 limits, no problem, 3 notes\n"), "{}", ran.out);
+    ran.says(&["limit \"login\": it denies everything, because its rate is 0\n"]);
     lint(&["--identifiers", "ip,methd,path"]).exits(2).says(&["did you mean \"methd\"?"]);
     for (warn, burst, says) in [
         ("80%", 1, "80 % of 1 are reached with the first request"),

@@ -2,6 +2,8 @@
 
 use std::io::Write;
 
+use ratelimit_core::AnyAlgorithm;
+
 use crate::common::{BUCKET, Ran, Scene, TWO, example, gzip, interrupt, limit};
 use crate::make_access_log;
 
@@ -115,6 +117,37 @@ fn the_summary_shows_denied_callers_with_times_and_limits() {
 }
 
 #[test]
+fn a_rate_of_0_denies_every_request_and_the_report_says_so() {
+    let how = |name: &&str| match *name {
+        "bucketed-window" => limit(name, "ip", "bucketed-window 0/s", "")
+            .replace("rate = \"0/s\"", "bucket = \"1s\"\nrates = [\"0/1s\", \"9/5s\"]"),
+        name => limit(name, "ip", &format!("{name} 0/s"), ""),
+    };
+    for name in AnyAlgorithm::NAMES {
+        let policy = how(name) + &limit("others", "user", "gcra 1/s", "");
+        let line = |n: u64| {
+            format!("{{\"at_us\":{n},\"keys\":{{\"ip\":\"a\"}},\"cost\":{n},\"duration_us\":9}}\n")
+        };
+        let scene = Scene::with(&policy, (0..4).map(line).collect::<String>());
+        let ran = scene.replay(&["--report", "out.html", "--json", "input"]).exits(0);
+        let zero = &ran.json()[0]["limits"][0];
+        assert_eq!((&zero["applied"], &zero["denied"]), (&4.into(), &3.into()), "{name}: {zero}");
+        assert!(scene.read("out.html").contains("its rate is 0."), "{name}");
+        let told = scene.decision_lines(&["input"]);
+        assert_eq!(
+            told.matches("\"allowed\":true,\"limit\":0,\"remaining\":0").count(),
+            2,
+            "{told}"
+        );
+        assert_eq!(told.matches("\"allowed\":false,\"limit\":0,\"remaining\":0,\"retry_after_us\":null,\"reset_after_us\":0").count(), 6, "{told}");
+        scene
+            .command("suggest", &["--target", "0%", "input"])
+            .exits(0)
+            .says(&["nothing: a rate of 0 denies all"]);
+    }
+}
+
+#[test]
 fn one_path_of_a_log_is_limited_by_a_condition() {
     let logins = "when = { method = \"POST\", path = \"/login*\" }";
     let policy = limit("login", "ip", "fixed-window 1/h", logins)
@@ -167,7 +200,7 @@ fn an_identifier_that_no_request_has_causes_a_warning_that_names_it_and_what_the
 fn invalid_arguments_and_input_exit_with_2_and_the_remedy_and_keep_earlier_outputs() {
     let scene = Scene::with(BUCKET, GOOD);
     let outputs = ["out.jsonl", "out.html"].map(|name| scene.write(name, "earlier"));
-    scene.write("broken.toml", "[[limit]]\nname = \"a\"\nalgorithm = \"gcra\"\nrate = \"0/s\"\n");
+    scene.write("broken.toml", "[[limit]]\nname = \"a\"\nalgorithm = \"gcra\"\nrate = \"1/0s\"\n");
     scene.write("no-header", "key,cost\nk,1\n");
     let with_policy =
         |arguments: &[&'static str]| [&["replay", "--policy", "policy.toml"], arguments].concat();
@@ -178,7 +211,7 @@ fn invalid_arguments_and_input_exit_with_2_and_the_remedy_and_keep_earlier_outpu
         (vec!["replay", "--policy", "none.toml", "input"], &["none.toml", "name a TOML file"][..]),
         (
             vec!["replay", "--policy", "broken.toml", "input"],
-            &["broken.toml", "line 4, column 8", "at least 1"],
+            &["broken.toml", "line 4, column 8", "a rate per 0 time"],
         ),
         (vec!["replay", "input"], &["--policy"]),
         (vec!["replai"], &["replay"]),

@@ -226,7 +226,7 @@ fn values() -> [Value; 2] {
             null, { "path": "/a" }, { "path": ["/a", "/b*", "*"], "method": "é\n" },
             { "not": { "path": "/a" } }, { "path": "/*", "not": { "path": ["/a", "/b*"] } },
         ],
-        "rate": [null, "1/s", "4096/2us", " 01 / 05 ms "],
+        "rate": [null, "1/s", "4096/2us", " 01 / 05 ms ", "0/s", " 00 / 05 ms "],
         "burst": [null, 1, 1_000],
         "debt": [null, 0, 2],
         "max": [null, "9/s", "9/s burst 3 debt 1", "bucket 1s rates 9/s"],
@@ -236,7 +236,7 @@ fn values() -> [Value; 2] {
         "on_outage": [null, "open", "closed", "local"],
         "warn": [null, "80%", "1%", "0100%"],
         "bucket": [null, "1s", " 05 ms "],
-        "rates": [null, rates(1), rates(4)],
+        "rates": [null, rates(1), rates(4), ["0/s", "1/2s"]],
         "block": [null, "1s", " 05 ms "],
         "factor": [null, 1, 2],
         "longest": [null, "1h", " 05 m "],
@@ -253,17 +253,17 @@ fn values() -> [Value; 2] {
             { "not": ["/a"] }, { "not": { "path": 1 } }, { "not": { "not": { "path": "/a" } } },
             { "not": { "a b": "/a" } },
         ],
-        "rate": ["", "0/s", "1/0s", "1", "1/w", "+1/s", "1.5/s", 1, ["1/s"]],
+        "rate": ["", "1/0s", "0/0s", "1", "1/w", "+1/s", "1.5/s", 1, ["1/s"]],
         "burst": [0, -1, 1.5, "1", 1_u64 << 52, u64::MAX],
         "debt": [-1, 1.5, "1", 1_u64 << 52],
-        "max": ["", "0/s", 1, ["9/s"]],
+        "max": ["", 1, ["9/s"]],
         "count": ["all", "", true],
         "required": ["true", 1],
         "shadow": ["true", 1],
         "on_outage": ["shut", "", true],
         "warn": ["0%", "101%", "80", "8.5%", " 80%", "%", "", 80],
         "bucket": ["", "0s", "1", 1],
-        "rates": [[], rates(5), ["1/s", "0/s"], ["1/s", 1], "1/s"],
+        "rates": [[], rates(5), ["1/s", "1/0s"], ["1/s", 1], "1/s"],
         "block": ["", "0s", "1", 1],
         "factor": [0, -1, 1.5, "2", 1_u64 << 52],
         "longest": ["", "0s", "1", 1],
@@ -339,7 +339,7 @@ fn both_refuse_a_document_without_a_list_of_limits() {
 
 /// Texts that are nearly rates, and rates.
 fn rate_like() -> impl Strategy<Value = String> {
-    let rate = (" ?0?[1-9][0-9]{0,16} ?/ ?(0?[1-9][0-9]{0,16})? ?(us|ms|s|m|h|d) ?")
+    let rate = (" ?0?[0-9][0-9]{0,16} ?/ ?(0?[1-9][0-9]{0,16})? ?(us|ms|s|m|h|d) ?")
         .prop_map(String::from);
     prop_oneof![rate, "[ 0-9/usmhd+.-]{0,9}"]
 }
