@@ -75,12 +75,16 @@ pub(crate) fn with_algorithm(
 /// The windows of an algorithm, each alone. Algorithms of other kinds are a single one.
 fn windows(algorithm: &AnyAlgorithm) -> Vec<AnyAlgorithm> {
     let text = algorithm.to_string();
-    let is_rate = |word: &&str| word.contains('/');
     let alone = |rate: &str| {
         let words = text.split(' ').filter(|word| !is_rate(word) || *word == rate);
         words.collect::<Vec<_>>().join(" ").replace(',', "").parse().ok()
     };
     text.split(' ').filter(is_rate).filter_map(alone).collect()
+}
+
+/// Whether a word of an algorithm is a rate. The name of a time zone may have a slash, too.
+fn is_rate(word: &&str) -> bool {
+    word.starts_with(|first: char| first.is_ascii_digit()) && word.contains('/')
 }
 
 /// What the callers of one limit needed.
@@ -133,7 +137,8 @@ impl Needs {
     /// it denies on purpose.
     pub(crate) fn smallest(&self, most_denied: u64) -> Option<AnyAlgorithm> {
         self.needs.first().filter(|_| self.algorithm.capacity() > 0)?;
-        with_capacity(&self.algorithm, self.after(most_denied).unwrap_or(1))
+        let least = least_capacity(&self.algorithm);
+        with_capacity(&self.algorithm, self.after(most_denied).unwrap_or(1).max(least))
     }
 
     /// The most that a caller needed which the algorithm alone admits.
@@ -166,7 +171,7 @@ fn with_capacity(algorithm: &AnyAlgorithm, capacity: u64) -> Option<AnyAlgorithm
     let text = algorithm.to_string();
     let mut given = text.split_whitespace();
     while let Some(word) = given.next() {
-        match word.split_once('/') {
+        match word.split_once('/').filter(|_| is_rate(&word)) {
             Some(("0", period)) if is_bucket => words.push(format!("1/{period} burst {capacity}")),
             Some(_) if is_bucket => words.push(format!("{word} burst {capacity}")),
             Some((count, period)) => {
@@ -181,6 +186,14 @@ fn with_capacity(algorithm: &AnyAlgorithm, capacity: u64) -> Option<AnyAlgorithm
     words.join(" ").parse().ok()
 }
 
+/// The smallest capacity beside the debt: one window of a calendar pays all that may be owed.
+fn least_capacity(algorithm: &AnyAlgorithm) -> u64 {
+    match algorithm {
+        AnyAlgorithm::FixedWindow(window) if window.calendar().is_some() => window.debt().max(1),
+        _ => 1,
+    }
+}
+
 /// The field of a policy document that has the capacity: `burst = 30` or `rate = "5/s"`.
 pub(crate) fn setting(algorithm: &AnyAlgorithm) -> String {
     let text = algorithm.to_string();
@@ -188,7 +201,7 @@ pub(crate) fn setting(algorithm: &AnyAlgorithm) -> String {
     match (text.rsplit_once(" burst "), text.split_once(" rates ")) {
         (Some((_, burst)), _) => format!("burst = {burst}"),
         (_, Some((_, rates))) => format!("rates = [\"{}\"]", rates.replace(", ", "\", \"")),
-        _ => format!("rate = \"{}\"", text.rsplit(' ').next().unwrap_or_default()),
+        _ => format!("rate = \"{}\"", text.split(' ').find(is_rate).unwrap_or_default()),
     }
 }
 
@@ -275,6 +288,7 @@ mod tests {
             "gcra 1/s burst 3",
             "token-bucket 1/2s",
             "fixed-window 3/5s",
+            "fixed-window 30/day zone Europe/Berlin",
             "first-request-window 3/5s",
             "window-log 3/5s count attempts",
             "sliding-counter 3/5s",
@@ -330,6 +344,7 @@ mod tests {
             ("gcra 1/s burst 3", "burst = 3"),
             ("gcra 1/s burst 3 debt 7", "burst = 3"),
             ("fixed-window 5/s debt 7", "rate = \"5/s\""),
+            ("fixed-window 5/month zone Europe/Berlin anchor 15 debt 3", "rate = \"5/month\""),
             ("sliding-log 3/5s", "rate = \"3/5s\""),
             ("bucketed-window bucket 1s rates 1/1s, 3/5s", "rates = [\"1/1s\", \"3/5s\"]"),
         ] {

@@ -41,6 +41,36 @@ fn bad_lines_are_named_counted_and_skipped_or_with_strict_fatal() {
     }
 }
 
+/// Two per month by the clocks of Berlin, where April ends two hours before it does in UTC.
+#[test]
+fn a_replay_counts_by_the_months_of_a_time_zone() {
+    let policy =
+        limit("plan", "user", "fixed-window 2/month", "zone = \"Europe/Berlin\"\nanchor = 31");
+    let trace = [
+        ("2026-03-30T21:59:59Z", true),
+        ("2026-03-30T21:59:59Z", true),
+        ("2026-03-30T21:59:59Z", false),
+        ("2026-03-30T22:00:00Z", true),
+        ("2026-04-29T21:59:59Z", true),
+        ("2026-04-29T21:59:59Z", false),
+        ("2026-04-29T22:00:00Z", true),
+        ("2027-02-27T23:00:00Z", true),
+    ];
+    let at_us = |text: &str| {
+        let at = humantime::parse_rfc3339(text).expect(text);
+        at.duration_since(std::time::UNIX_EPOCH).expect("since 1970").as_micros()
+    };
+    let line = |text| format!("{{\"at_us\": {}, \"keys\": {{\"user\": \"k\"}}}}\n", at_us(text));
+    let scene = Scene::with(&policy, trace.map(|(at, _)| line(at)).concat());
+    let options = ["--decisions", "out.jsonl", "--report", "out.html", "input"];
+    scene.replay(&options).exits(0).says(&["plan", "fixed-window"]);
+    let out = scene.read("out.jsonl");
+    let allowed: Vec<_> = out.lines().map(|line| line.contains("\"allowed\":true")).collect();
+    assert_eq!(allowed, trace.map(|(_, allowed)| allowed), "{out}");
+    // A second before the 31st of March, and before the 30th of April.
+    assert_eq!(out.matches("\"retry_after_us\":1000000").count(), 2, "{out}");
+}
+
 #[test]
 fn the_first_line_that_parses_decides_the_format_and_a_broken_one_affects_no_other() {
     let jsonl = format!("{GOOD}  {GOOD}");

@@ -15,7 +15,7 @@ use crate::common::{Scene, workspace};
 
 /// What a schema cannot say: a document that it accepts, and a part of the error by which the
 /// parser refuses it.
-const UNSAYABLE: [(&str, &str); 15] = [
+const UNSAYABLE: [(&str, &str); 17] = [
     (
         r#"[{"name":"a","algorithm":"gcra","rate":"1/s"},{"name":"a","algorithm":"gcra","rate":"1/s"}]"#,
         "two limits have this name",
@@ -59,6 +59,14 @@ const UNSAYABLE: [(&str, &str); 15] = [
     (
         r#"[{"name":"a","algorithm":"fixed-window","rate":"1/d","max":"9/h"}]"#,
         "max is of another algorithm or window",
+    ),
+    (
+        r#"[{"name":"a","algorithm":"fixed-window","rate":"1/month","zone":"Berlin"}]"#,
+        "is not a time zone",
+    ),
+    (
+        r#"[{"name":"a","algorithm":"fixed-window","rate":"1/month","debt":2}]"#,
+        "a debt of at most 1",
     ),
     // JSON Schema knows no difference between 20 and 20.0.
     (r#"[{"name":"a","algorithm":"gcra","rate":"1/s","burst":20.0}]"#, "burst is 20.0"),
@@ -226,7 +234,12 @@ fn values() -> [Value; 2] {
             null, { "path": "/a" }, { "path": ["/a", "/b*", "*"], "method": "é\n" },
             { "not": { "path": "/a" } }, { "path": "/*", "not": { "path": ["/a", "/b*"] } },
         ],
-        "rate": [null, "1/s", "4096/2us", " 01 / 05 ms ", "0/s", " 00 / 05 ms "],
+        "rate": [
+            null, "1/s", "4096/2us", " 01 / 05 ms ", "0/s", " 00 / 05 ms ", "9/month", " 09 / day ", "9/week",
+            "9/year", "0/month",
+        ],
+        "zone": [null, "Europe/Berlin", "Etc/GMT+5"],
+        "anchor": [null, 0, 23, 31, "sunday"],
         "burst": [null, 1, 1_000],
         "debt": [null, 0, 2],
         "max": [null, "9/s", "9/s burst 3 debt 1", "bucket 1s rates 9/s"],
@@ -253,7 +266,9 @@ fn values() -> [Value; 2] {
             { "not": ["/a"] }, { "not": { "path": 1 } }, { "not": { "not": { "path": "/a" } } },
             { "not": { "a b": "/a" } },
         ],
-        "rate": ["", "1/0s", "0/0s", "1", "1/w", "+1/s", "1.5/s", 1, ["1/s"]],
+        "rate": ["", "1/0s", "0/0s", "1", "1/w", "+1/s", "1.5/s", "1/2month", 1, ["1/s"]],
+        "zone": ["", "Europe Berlin", 1],
+        "anchor": [-1, 32, 1.5, "15", "Monday", "someday", true],
         "burst": [0, -1, 1.5, "1", 1_u64 << 52, u64::MAX],
         "debt": [-1, 1.5, "1", 1_u64 << 52],
         "max": ["", 1, ["9/s"]],
@@ -341,7 +356,8 @@ fn both_refuse_a_document_without_a_list_of_limits() {
 fn rate_like() -> impl Strategy<Value = String> {
     let rate = (" ?0?[0-9][0-9]{0,16} ?/ ?(0?[1-9][0-9]{0,16})? ?(us|ms|s|m|h|d) ?")
         .prop_map(String::from);
-    prop_oneof![rate, "[ 0-9/usmhd+.-]{0,9}"]
+    let by_calendar = " ?0?[1-9][0-9]{0,16} ?/ ?(day|week|month|year|days) ?";
+    prop_oneof![rate, by_calendar, "[ 0-9/usmhd+.-]{0,9}"]
 }
 
 proptest! {
@@ -349,8 +365,9 @@ proptest! {
     fn both_agree_on_the_text_of_rates(rate in rate_like(), bucket in "[ 0-9usmhd]{0,6}") {
         let validator = validator();
         let gcra = json!({ "name": "a", "algorithm": "gcra", "rate": rate });
+        let fixed = json!({ "name": "a", "algorithm": "fixed-window", "rate": rate });
         let steps = json!({ "name": "a", "algorithm": "bucketed-window", "bucket": bucket, "rates": ["4096/s"] });
-        for limit in [gcra, steps] {
+        for limit in [gcra, fixed, steps] {
             agree(&validator, &json!({ "limit": [limit] })).map_err(TestCaseError::fail)?;
         }
     }
