@@ -1,9 +1,9 @@
 //! [`Calendar`]: windows that begin with the days, weeks, months or years of a time zone.
 //!
 //! The windows of a calendar have numbers. The date of a moment tells the number of its window, and
-//! a number the date on which that window begins (`days_from_civil` and its inverse, Howard Hinnant,
-//! "chrono-Compatible Low-Level Date Algorithms"). Only the step between a date and a moment needs
-//! the rules of the zone, for which `zone.rs` asks the crate `jiff`.
+//! a number the date on which that window begins (`days_from_civil` and its inverse, Howard
+//! Hinnant, "chrono-Compatible Low-Level Date Algorithms"). Only the step between a date and a
+//! moment needs the rules of the zone, for which `zone.rs` asks the crate `jiff`.
 
 use alloc::format;
 use alloc::string::{String, ToString};
@@ -133,8 +133,8 @@ pub(crate) fn check_zone(name: &str) -> Result<(), ConfigError> {
 /// years of a time zone, as its clocks show them. Needs the feature `calendar`.
 ///
 /// A window begins at midnight, or at the hour that is the anchor of a day. Where the clocks skip
-/// that hour, it begins with the first hour after it; where they show it twice, with the first.
-/// A month whose anchor it does not have begins on its last day: after the 28th of February comes the
+/// that hour, it begins with the first hour after it; where they show it twice, with the first. A
+/// month whose anchor it does not have begins on its last day: after the 28th of February comes the
 /// 31st of March.
 ///
 /// The rules of the zones are those of the crate `jiff` that the program is built with, so they do
@@ -249,13 +249,13 @@ impl Calendar {
         })
     }
 
-    /// The same for a moment that is not the present, and that nobody asks for again.
+    /// The same for a moment that is not the present, which the calendar does not keep.
     pub(crate) fn window_by_rule(&self, at: Timestamp) -> CalendarWindow {
         let at_s = at.as_us() / SECOND_US;
         let at_s = i64::try_from(at_s).unwrap_or(i64::MAX);
         let mut number = self.rule.number_on(self.rule.zone.local_s(at_s));
-        // Clocks that go back show the date before for a second time, and clocks that skip the begin
-        // of a window show its date before that. Both go over one begin at most.
+        // Clocks that go back show the date before for a second time, and clocks that skip the
+        // begin of a window show its date before that. Both go over one begin at most.
         if at_s < self.rule.start_s(number) {
             number -= 1;
         } else if self.rule.start_s(number + 1) <= at_s {

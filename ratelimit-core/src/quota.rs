@@ -36,8 +36,8 @@ pub trait Quota: Algorithm {
 
     /// The time, in microseconds, in which [`Decision::limit`] of this decision is admitted: the
     /// window, or for a bucket the time from empty to full. Of several windows with that limit, the
-    /// longest; of a calendar, whose present window a decision does not tell, the mean. `None` where
-    /// the limit has none.
+    /// longest; of a calendar, whose present window a decision does not tell, the mean. `None`
+    /// where the limit has none.
     fn window_us(&self, decision: &Decision) -> Option<u64>;
 }
 

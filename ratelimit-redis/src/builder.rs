@@ -157,9 +157,9 @@ impl<M: Mode> Builder<M> {
         self
     }
 
-    /// Sets the program's clock, by which a request tells the windows of a calendar around its time,
-    /// one before and one after included. It decides nothing: the script picks the window by the
-    /// server's clock. By default it is the operating system's.
+    /// Sets the program's clock, by which a request tells the windows of a calendar around its
+    /// time, one before and one after included. It decides nothing: the script picks the window by
+    /// the server's clock. By default it is the operating system's.
     #[must_use]
     pub fn clock(mut self, clock: impl Clock + 'static) -> Self {
         self.clock = Some(Arc::new(clock));

@@ -61,7 +61,7 @@ pub struct Twin {
     pub(crate) attempts: bool,
     /// The place in a stack, such as `/0`; empty outside of one.
     pub(crate) place: String,
-    /// The calendar whose windows the script is told behind the parameters.
+    /// The calendar whose windows the script reads behind the parameters.
     pub(crate) calendar: Option<&'static Calendar>,
 }
 
@@ -84,8 +84,8 @@ impl Twin {
         Self { calendar: Some(calendar), ..self }
     }
 
-    /// Adds what a script is told of a calendar at this time: how long no window is longer than, and
-    /// the begins of six windows, of which the third contains the time.
+    /// Adds what a script reads of a calendar at this time: how long no window is longer than,
+    /// and the begins of six windows, of which the third contains the time.
     pub(crate) fn told_at(&mut self, now: impl FnOnce() -> Timestamp) {
         let Some(calendar) = self.calendar else { return };
         let CalendarWindow { number, start, end_us } = calendar.window(now());

@@ -7,7 +7,8 @@ use crate::{assert_none, files, read, words};
 
 /// What the core may use beside the standard library; the others use whatever is not a crate of
 /// this workspace.
-const OF_CORE: [&str; 5] = ["async-trait", "derive-where", "serde", "thiserror", "tokio"];
+const OF_CORE: [&str; 7] =
+    ["async-trait", "derive-where", "jiff", "once_cell", "serde", "thiserror", "tokio"];
 
 /// What only tests need. A published crate's dependencies of every target and `cfg` are in the lock
 /// files of its users, and its dev-dependencies are not.

@@ -107,10 +107,13 @@ fn algorithms(allowed: bool) -> Fallible<Vec<NamedSubject>> {
     };
     let lease = Rate::per_us(if allowed { MOST_LOGGED } else { FULL.into() }, HOUR_US)?;
     let window = rate(many, HOUR_US)?;
+    let yearly = FixedWindow::per_year(if allowed { many } else { FULL.into() });
+    let yearly = yearly.zone("Europe/Berlin").build()?;
     Ok(vec![
         ("gcra", one(Gcra::new(slow, burst)?)?),
         ("token-bucket", one(TokenBucket::new(slow, burst)?)?),
         ("fixed-window", one(FixedWindow::new(window)?)?),
+        ("fixed-window by a calendar", one(yearly)?),
         ("first-request-window", one(FirstRequestWindow::new(window)?)?),
         ("sliding-counter", one(SlidingCounter::new(window)?)?),
         ("bucketed-window", one(BucketedWindow::new(1_000_000, &[rate(many, 60_000_000)?])?)?),

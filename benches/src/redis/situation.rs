@@ -39,6 +39,7 @@ pub(super) const ALGORITHMS: [&str; 10] = [
     "gcra",
     "token-bucket",
     "fixed-window",
+    "fixed-window by a calendar",
     "first-request-window",
     "sliding-counter",
     "bucketed-window",
@@ -66,6 +67,11 @@ fn charged_algorithm(algorithm: &str, admits: bool) -> Fallible<ChargedAlgorithm
         "gcra" => (Gcra::new(rate(refill)?, burst)?.into(), now(bucket_cost)),
         "token-bucket" => (TokenBucket::new(rate(refill)?, burst)?.into(), now(bucket_cost)),
         "fixed-window" => (FixedWindow::new(window()?)?.into(), now(window_cost)),
+        "fixed-window by a calendar" => {
+            let count = if admits { 1_000_000_000 } else { 10 };
+            let yearly = FixedWindow::per_year(count).zone("Europe/Berlin").build()?;
+            (yearly.into(), now(window_cost))
+        }
         "first-request-window" => (FirstRequestWindow::new(window()?)?.into(), now(window_cost)),
         "sliding-counter" => (
             SlidingCounter::new(window()?)?.into(),

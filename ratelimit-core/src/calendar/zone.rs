@@ -40,7 +40,8 @@ mod known {
             at_s + i64::from(self.0.to_offset(at).seconds())
         }
 
-        /// When the clocks first show this second: at a skipped one as much later as they are moved.
+        /// When the clocks first show this second: at a skipped one as much later as they are
+        /// moved.
         pub(crate) fn moment_s(&self, local_s: i64) -> i64 {
             let shown = Timestamp::from_second(local_s).unwrap_or(Timestamp::MAX);
             let shown = Offset::UTC.to_datetime(shown);

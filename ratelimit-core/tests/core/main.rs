@@ -3,6 +3,7 @@
 
 #![allow(clippy::expect_used, clippy::panic, missing_docs, reason = "tests")]
 
+mod calendars;
 mod changed_limits;
 mod fast_step;
 mod recovery;

@@ -99,6 +99,21 @@ fn a_customer_has_its_numbers() -> Result<(), Error> {
     numbers()
 }
 
+fn billed() -> Result<Limits<AnyAlgorithm>, Error> {
+    let billed = FixedWindow::per_month(1_000).zone("Europe/Berlin").anchor(15).debt(100);
+    let limits = Limits::builder().limit("plan", billed).by(["customer"]).build()?;
+    Ok(limits)
+}
+
+#[test]
+fn the_calendar_of_the_document_is_that_of_the_rust_beside_it() -> Result<(), Error> {
+    let text = chapter("policies.md");
+    let mut documents = blocks(&text, "toml").into_iter();
+    let document = documents.find(|text| text.contains("/month")).expect("a document");
+    assert_eq!(toml::from_str::<Limits<AnyAlgorithm>>(&document)?, billed()?);
+    Ok(())
+}
+
 /// The limits of a chapter, as its document has them.
 pub(crate) fn limits_of_chapter(path: &str) -> Limits<AnyAlgorithm> {
     let documents = blocks(&chapter(path), "toml");
