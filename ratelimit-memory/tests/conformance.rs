@@ -13,8 +13,8 @@ use ratelimit_core::{
 };
 use ratelimit_memory::MemoryStore;
 use ratelimit_testkit::{
-    AlsoSync, ByOwnClock, Harness, Property, StoreClock, algorithm_conformance, conformance,
-    failed_once, regression,
+    AlsoSync, ByOwnClock, Calendars, Harness, Property, StoreClock, algorithm_conformance,
+    conformance, failed_once, regression,
 };
 
 /// How many calls may pass until all expired states are gone. Each sweeps two slots of one of four
@@ -82,6 +82,9 @@ impl<A: Any> Harness<A> for InMemory<A> {
 
 conformance!(memory, AlsoSync<InMemory<AnyAlgorithm>>);
 // Each request sets the clock, so that compact states lie in buckets.
+// Windows of calendars, at the times at which those go wrong.
+algorithm_conformance!(calendars, Calendars, on AlsoSync<InMemory<AnyAlgorithm>>);
+
 conformance!(memory_own_clock, ByOwnClock<AlsoSync<InMemory<AnyAlgorithm>>>);
 
 #[test]

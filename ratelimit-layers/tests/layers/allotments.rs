@@ -62,7 +62,9 @@ fn end_and_count(store: &Scripted, limit: &Limit<AnyAlgorithm>) -> [u64; 3] {
 
 #[test]
 fn of_many_threads_at_one_moment_none_is_admitted_beyond_the_limits_and_nothing_is_lost() {
-    for words in ["gcra 37/d", "token-bucket 37/d", "fixed-window 37/d"] {
+    for words in
+        ["gcra 37/d", "token-bucket 37/d", "fixed-window 37/d", "fixed-window 37/month debt 7"]
+    {
         let clock = ManualClock::new(BEGIN);
         let limits = [limit("a", words), limit("b", words)];
         let store = greedy(&clock).build(memory(&clock));

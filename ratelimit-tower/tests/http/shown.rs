@@ -7,7 +7,7 @@ use std::time::Duration;
 use axum::extract::Extension;
 use axum::{Router, routing::get};
 use http::StatusCode;
-use ratelimit_core::{ErrorKind, Limits, ManualClock, RateLimiter};
+use ratelimit_core::{ErrorKind, Limits, ManualClock, RateLimiter, Timestamp};
 use ratelimit_tower::{
     Charge, Choice, Decisions, Fields, Grpc, IdentifyError, ModelFields, OnStoreError,
     RateLimitLayer, XRateLimit, from_fn, header, optional,
@@ -50,6 +50,26 @@ async fn a_hidden_limit_is_in_no_field_and_no_problem_and_denies_as_before() {
     let app = hello().layer(by_ip(RateLimiter::new(limits(ROWS), away)).fields(fields));
     assert_eq!(send(&app, request("/")).await.violated_limits(), ["tokens"]);
     assert!(Fields::new().rename("money", "two words").is_err());
+}
+
+/// From 29 November, 19:00, until 1 December, in Berlin. A decision does not tell which month it was
+/// made in, so clients see the mean one.
+#[tokio::test]
+async fn clients_see_when_a_window_of_a_calendar_ends() {
+    let clock = ManualClock::new(Timestamp::saturating_from_us(1_795_975_200_000_000));
+    let rows: Rows = &[("plan", "fixed-window 5/month zone Europe/Berlin", "ip")];
+    let app = hello().layer(by_ip(RateLimiter::new(limits(rows), store(&clock))));
+    let first = send(&app, request("/")).await;
+    assert_eq!(first.field("ratelimit"), r#""plan";r=4;t=104400"#);
+    assert_eq!(first.field("ratelimit-policy"), r#""plan";q=5;w=2629746"#);
+    for _ in 0..4 {
+        send(&app, request("/")).await;
+    }
+    clock.advance(Duration::from_secs(104_399));
+    let denied = send(&app, request("/")).await;
+    assert_eq!((denied.status, &*denied.field("retry-after")), (429, "1"));
+    clock.advance(Duration::from_secs(1));
+    assert_eq!(send(&app, request("/")).await.status, 200);
 }
 
 #[tokio::test]
