@@ -2,6 +2,7 @@
 //! them.
 
 use super::*;
+use crate::any_algorithm::AnyAlgorithm;
 use alloc::vec::Vec;
 
 fn calendar(unit: Unit, zone: &str, anchor: Option<&str>) -> &'static Calendar {

@@ -148,7 +148,6 @@ fn text_that_is_no_calendar_is_refused_with_what_is_accepted() {
         ("fixed-window 5/year anchor 4", "a year begins on January 1"),
         ("fixed-window 5/d zone Europe/Berlin", "zone has no meaning for a rate of 5/d"),
         ("fixed-window 5/d anchor 4", "anchor has no meaning for a rate of 5/d"),
-        ("fixed-window 0/month", "a rate of 0"),
         ("fixed-window x/month", "\"1000/month\""),
         ("fixed-window 5/month debt 6", "a debt of at most 5"),
         ("fixed-window 5/month burst 6", "no meaning for fixed-window"),
