@@ -81,10 +81,12 @@ impl Told {
     }
 }
 
-/// What a limit with a debt owes and forgives. Lines of other limits have the fields that every
-/// line has.
+/// What a limit with a debt owes and forgives. Lines of other limits, and those of shadow limits,
+/// have the fields that every line has.
 fn account_of_debt(one: NamedDecision<'_, AnyAlgorithm>) -> Account {
-    if one.configured().algorithm().debt() > 0 { one.account() } else { Account::default() }
+    let limit = one.configured();
+    let is_told = limit.algorithm().debt() > 0 && !limit.is_shadow();
+    if is_told { one.account() } else { Account::default() }
 }
 
 impl<'d> DecisionLine<'d> {
