@@ -38,7 +38,9 @@ trait BuiltIn: Algorithm {
     fn newest(state: &Self::State) -> Option<Timestamp>;
 
     /// Itself, if a transaction can decide it.
-    fn in_transaction(&self) -> Option<&dyn MultiProgram<State = Self::State>>;
+    fn in_transaction(&self) -> Option<&dyn MultiProgram<State = Self::State>> {
+        None
+    }
 }
 
 /// Stores these states as the program's name and these fields, in this order.
@@ -112,10 +114,6 @@ impl BuiltIn for Gcra {
 
     fn newest(state: &GcraState) -> Option<Timestamp> {
         Some(state.timestamp)
-    }
-
-    fn in_transaction(&self) -> Option<&dyn MultiProgram<State = GcraState>> {
-        None
     }
 }
 
@@ -309,10 +307,6 @@ impl BuiltIn for BucketedWindow {
     fn newest(state: &BucketedWindowState) -> Option<Timestamp> {
         Some(state.buckets.last()?.start)
     }
-
-    fn in_transaction(&self) -> Option<&dyn MultiProgram<State = BucketedWindowState>> {
-        None
-    }
 }
 
 stored_as_numbers!(SlidingCounter: SlidingCounterState { start, previous, current });
@@ -338,10 +332,6 @@ impl BuiltIn for SlidingCounter {
 
     fn newest(state: &SlidingCounterState) -> Option<Timestamp> {
         Some(state.start)
-    }
-
-    fn in_transaction(&self) -> Option<&dyn MultiProgram<State = SlidingCounterState>> {
-        None
     }
 }
 
@@ -458,10 +448,6 @@ impl BuiltIn for Concurrency {
     fn newest(state: &ConcurrencyState) -> Option<Timestamp> {
         Some(state.entries.last()?.timestamp)
     }
-
-    fn in_transaction(&self) -> Option<&dyn MultiProgram<State = ConcurrencyState>> {
-        None
-    }
 }
 
 stored_as_numbers!(Lockout: LockoutState { start, count, newest, lockouts, until_us, ends_us });
@@ -489,10 +475,6 @@ impl BuiltIn for Lockout {
 
     fn newest(state: &LockoutState) -> Option<Timestamp> {
         Some(state.newest)
-    }
-
-    fn in_transaction(&self) -> Option<&dyn MultiProgram<State = LockoutState>> {
-        None
     }
 }
 
