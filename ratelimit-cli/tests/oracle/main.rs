@@ -141,7 +141,8 @@ impl Case {
             let due = json!({
                 "name": limit.name, "shadow": limit.shadow, "identifiers": limit.identifiers,
                 "when": limit.when.map(|(name, values, excludes)| {
-                    if excludes { json!({ "not": { name: values } }) } else { json!({ name: values }) }
+                    let when = json!({ name: values });
+                    if excludes { json!({ "not": when }) } else { when }
                 }),
                 "applied": applied, "denied": denied,
                 "callers_denied": replay::callers(limit, decided)[0],

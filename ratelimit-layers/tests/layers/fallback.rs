@@ -376,9 +376,8 @@ async fn a_share_is_that_of_the_limit_which_the_request_has() {
 async fn a_limit_at_a_rate_of_0_denies_everything_during_an_outage() {
     for at_least_one in [false, true] {
         let limits = [limit("off", "fixed-window 0/d").on_outage(OnOutage::Local)];
-        let settings = |settings: FallbackBuilder| match at_least_one {
-            true => settings.at_least_one(),
-            false => settings,
+        let settings = |settings: FallbackBuilder| {
+            if at_least_one { settings.at_least_one() } else { settings }
         };
         let (store, _clock) = layered_with(&limits, settings);
         let healthy = ask(&store, &limits, 1).await;
