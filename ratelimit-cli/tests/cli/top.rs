@@ -50,6 +50,28 @@ fn those_who_are_limited_now_are_listed_on_one_server_and_on_every_node_of_a_clu
 }
 
 #[test]
+fn who_is_locked_out_is_told_and_until_when() {
+    let server = RedisServer::start().expect("a server");
+    let how = "block = \"1h\"\nfactor = 2";
+    let scene = Scene::new(&limit("login", "account", "lockout 3/5m", how));
+    let url = server.url();
+    for (account, failures) in [("alice", "3"), ("bob", "2")] {
+        let account = format!("account={account}");
+        scene.command("check", &[&account, "--cost", failures, "--store", &url]).exits(0);
+    }
+    let text = scene.command("top", &["--store", &url]).exits(0);
+    text.says(&["account=alice", "login (locked out)", "1 limited now, of 2 callers"]);
+    // Three more are more than bob has left, and block nothing.
+    let lines = top(&scene, &url, &["--cost", "3"]);
+    let locked = |line: &Value| (line["value"].clone(), line["locked_out"].clone());
+    let due = [(json!("alice"), json!(true)), (json!("bob"), json!(false))];
+    assert_eq!(lines[..2].iter().map(locked).collect::<Vec<_>>(), due);
+    let of = |account: &str| scene.command("inspect", &[account, "--store", &url]).exits(0);
+    of("account=alice").says(&["lockouts 1", "locked_out_until 2"]);
+    of("account=bob").says(&["count 2", "lockouts 0"]).lacks("locked_out_until");
+}
+
+#[test]
 fn a_prefix_without_keys_and_a_cap_on_keys_that_is_reached_are_told() {
     let server = RedisServer::start().expect("a server");
     let scene = scene();
