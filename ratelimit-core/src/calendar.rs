@@ -99,7 +99,7 @@ impl Unit {
         };
         let anchor = match self {
             Self::Day => number(0, 23),
-            Self::Week => WEEKDAYS.iter().position(|day| *day == words).map(|day| day as u8),
+            Self::Week => (0..).zip(WEEKDAYS).find(|(_, day)| *day == words).map(|(day, _)| day),
             Self::Month => number(1, 31),
             Self::Year => None,
         };
@@ -194,7 +194,7 @@ impl Recent {
         let word = self.0.load(Ordering::Relaxed);
         let start_us = (word >> 36) * MINUTE_US;
         let end_us = start_us + (word >> 16 & 0xf_ffff) * MINUTE_US;
-        let number = i64::from(word as u16);
+        let number = i64::try_from(word & 0xffff).unwrap_or_default();
         let start = Timestamp::from_us(start_us)?;
         (word != 0).then_some(CalendarWindow { number, start, end_us })
     }
@@ -350,10 +350,10 @@ impl fmt::Display for Calendar {
             zone::UTC => {}
             zone => write!(f, " zone {zone}")?,
         }
-        match *anchor == unit.own_anchor() {
-            true => Ok(()),
-            false => write!(f, " anchor {}", self.rule.anchor_words()),
+        if *anchor == unit.own_anchor() {
+            return Ok(());
         }
+        write!(f, " anchor {}", self.rule.anchor_words())
     }
 }
 

@@ -100,7 +100,8 @@ impl<C: Connection> Inner<C> {
 
     /// What the program's clock says.
     pub(crate) fn program_time(&self) -> Timestamp {
-        self.clock.as_ref().map_or_else(|| SystemClock::new().now(), |clock| clock.now())
+        let system = || SystemClock::new().now();
+        self.clock.as_ref().map_or_else(system, Clock::now)
     }
 
     /// What a script answers, called by its hash, and by its text if the server does not know it.
