@@ -1,5 +1,6 @@
-//! Ten thousand customers with numbers of their own, on one server: in one limiter, beside one limit
-//! for all of them and beside a limiter for each. A service looks its customer up in either case.
+//! Ten thousand customers with numbers of their own, on one server: in one limiter, beside one
+//! limit for all of them and beside a limiter for each. A service looks its customer up in either
+//! case.
 
 use std::collections::HashMap;
 use std::sync::Arc;
