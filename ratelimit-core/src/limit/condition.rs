@@ -159,9 +159,9 @@ impl<A: Algorithm> Limit<A> {
     ///     .by(["ip"])?
     ///     .when("method", "POST")?
     ///     .when("path", ["/login", "/signup/*"])?;
-    /// let key = |path| login.key_for(&[("ip", "192.0.2.7"), ("method", "POST"), ("path", path)]);
-    /// assert_eq!(key("/signup/team").as_deref(), Some("192.0.2.7"));
-    /// assert_eq!(key("/"), None);
+    /// let caller = |path| [("ip", "192.0.2.7"), ("method", "POST"), ("path", path)];
+    /// assert_eq!(login.key_for(&caller("/signup/team")).as_deref(), Some("192.0.2.7"));
+    /// assert_eq!(login.key_for(&caller("/")), None);
     /// # Ok::<(), ratelimit_core::ConfigError>(())
     /// ```
     ///

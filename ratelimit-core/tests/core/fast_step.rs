@@ -63,7 +63,8 @@ fn agrees(
 ) -> Result<(), TestCaseError> {
     let gcra = *limit.algorithm();
     let refill = gcra.refill();
-    let is_whole = refill.tick_us == 1 && refill.tick_units == 1;
+    // At a rate of 0 there is no token.
+    let is_whole = refill.tick_us == 1 && refill.tick_units == 1 && refill.burst > 0;
     let is_usual = is_whole && (1..=refill.burst).contains(&cost) && now >= state.at;
     let any = Limit::new("l", AnyAlgorithm::from(gcra)).expect("a name");
     let attempts = any.clone().count_attempts().expect("gcra counts attempts");
