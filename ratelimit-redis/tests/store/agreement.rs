@@ -177,6 +177,28 @@ fn limits_by_a_calendar_keep_the_laws() {
     are_kept::<Calendars>(&[ManyTasksAreAdmittedExactlyTheLimit]);
 }
 
+/// Of one window, so that each reads what the others have blocked.
+struct Lockouts;
+
+impl AlgorithmHarness for Lockouts {
+    type Algorithm = AnyAlgorithm;
+
+    fn limits() -> Vec<Instance<AnyAlgorithm>> {
+        instances(&[
+            "lockout 3/5m block 15m factor 2 longest 1d forget 7d",
+            "lockout 5/5m block 1m factor 3 longest 7m forget 2m",
+            "lockout 2/5m block 3m",
+            "lockout 9/5m block 1s factor 1000 longest 20m forget 20m",
+        ])
+    }
+}
+
+#[test]
+fn lockouts_whose_numbers_change_keep_the_laws() {
+    use Property::{Agrees, AgreesAfterAChange, KeepsWhatMatters};
+    are_kept::<Lockouts>(&[Agrees, AgreesAfterAChange, KeepsWhatMatters]);
+}
+
 /// Limits at a rate of 0 beside others whose states they read.
 struct Zero;
 
