@@ -105,7 +105,7 @@ pub trait FromRate: Algorithm + Sized {
     /// A count or a debt that the algorithm does not accept.
     #[doc(hidden)]
     fn with_count(&self, count: u64, debt: Option<u64>) -> Result<Self, ConfigError> {
-        Self::from_rate(Rate::per_us(count, self.span_us())?, None, debt)
+        Self::from_rate(Rate::per_us(count, self.to_rate().period_us())?, None, debt)
     }
 
     /// Writes the rate as the algorithm's `FromStr` reads it.

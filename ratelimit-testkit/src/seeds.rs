@@ -152,7 +152,7 @@ const LOCKOUTS: [&str; 8] = [
     "lockout 1/15m block 3m factor 3 longest 5m forget 1m",
     "lockout 9/250ms block 1us factor 4503599627370495 longest 1s forget 3us",
     "lockout 2/4503599627370495us block 1us factor 2 longest 26062d forget 26062d",
-    "lockout 4503599627370495/s block 1s factor 1000000 longest 1d forget 52123d",
+    "lockout 4503599627370495/s block 1s factor 1000000 longest 1d forget 20000d",
 ];
 const TINY_LOCKOUTS: [&str; 3] = [
     "lockout 1/2us block 1us factor 2 longest 3us forget 2us",

@@ -151,6 +151,7 @@ fn a_rate_of_0_denies_every_request_and_the_report_says_so() {
     let how = |name: &&str| match *name {
         "bucketed-window" => limit(name, "ip", "bucketed-window 0/s", "")
             .replace("rate = \"0/s\"", "bucket = \"1s\"\nrates = [\"0/1s\", \"9/5s\"]"),
+        "lockout" => limit(name, "ip", "lockout 0/s", "block = \"1s\""),
         name => limit(name, "ip", &format!("{name} 0/s"), ""),
     };
     for name in AnyAlgorithm::NAMES {

@@ -286,6 +286,9 @@ fn a_reload_takes_each_field_that_differs_alone() {
     const WINDOW: &[(&str, &str)] = &[("algorithm", "'fixed-window'"), ("rate", "'60/m'")];
     const BUCKETS: &[(&str, &str)] =
         &[("algorithm", "'bucketed-window'"), ("bucket", "'1s'"), ("rates", "['9/2s']")];
+    const MONTHS: &[(&str, &str)] = &[("algorithm", "'fixed-window'"), ("rate", "'60/month'")];
+    const LOCKOUT: &[(&str, &str)] =
+        &[("algorithm", "'lockout'"), ("rate", "'3/m'"), ("block", "'1h'"), ("factor", "2")];
     let rows = [
         ("name", "'other'", GCRA),
         ("key", "['ip']", GCRA),
@@ -302,6 +305,12 @@ fn a_reload_takes_each_field_that_differs_alone() {
         ("warn", "'80%'", GCRA),
         ("bucket", "'2s'", BUCKETS),
         ("rates", "['8/2s']", BUCKETS),
+        ("zone", "'Asia/Kolkata'", MONTHS),
+        ("anchor", "15", MONTHS),
+        ("block", "'2h'", LOCKOUT),
+        ("factor", "3", LOCKOUT),
+        ("longest", "'9h'", LOCKOUT),
+        ("forget", "'9d'", LOCKOUT),
     ];
     let named = rows.iter().map(|(field, ..)| (*field).to_owned()).collect::<BTreeSet<_>>();
     assert_eq!(named, fields(), "each field has a row");

@@ -76,7 +76,9 @@ async fn a_late_settlement_charges_the_rest_by_the_numbers_of_the_customer() {
 
 #[test]
 fn places_are_held_by_the_numbers_of_the_customer() {
-    let (limiter, _clock, large) = limiter();
+    let jobs = Limits::builder().limit("jobs", "concurrency 1/1h").accepts_up_to("concurrency 9/1h");
+    let limiter = RateLimiter::new(jobs.build().expect("limits"), store(|builder| builder).0);
+    let large = limiter.limits().parse_numbers([("jobs", "3/1h")]).expect("numbers");
     let lease = |caller| limiter.request(caller).numbers(&large).lease_now().expect("decides");
     let leases = [lease("a"), lease("a"), lease("a")];
     assert!(leases.iter().all(|lease| matches!(lease, Leased::Granted(_))));
@@ -86,7 +88,8 @@ fn places_are_held_by_the_numbers_of_the_customer() {
     let held = small();
     assert!(matches!((&held, small()), (Leased::Granted(_), Leased::Denied(_))));
     drop(leases);
-    assert_eq!(left(&limiter, &large, "a")[1], 3);
+    let peek = limiter.request("a").numbers(&large).cost(0).peek_now().expect("decides");
+    assert_eq!(peek.remaining(), 3);
 }
 
 #[test]
