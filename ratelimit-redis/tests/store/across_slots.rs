@@ -419,3 +419,41 @@ fn an_undo_returns_at_most_what_was_charged() {
         }
     }
 }
+
+/// The limit that an ended reservation names is the one that it is on one store, wherever it stands.
+#[tokio::test]
+async fn an_ended_reservation_names_the_limit_that_it_names_within_one_slot() {
+    let server = server();
+    let begins_us = 1_795_218_392_000_000;
+    let limits = ["gcra 9/3650d", "concurrency 9/1s", "concurrency 9/1h", "concurrency 8/1s"];
+    let limits: Vec<_> =
+        limits.iter().enumerate().map(|(nth, words)| limit(&format!("l{nth}"), words)).collect();
+    for order in [[0, 1, 2, 3], [2, 3, 0, 1], [3, 0, 2, 1], [1, 2, 3, 0]] {
+        let split =
+            over(patient().prefix(&prefix()), meddling_connection(&server).await.clustered());
+        let memory = MemoryStore::<AnyAlgorithm>::new();
+        let keys = ["a", "b", "c", "d"];
+        let checks = order.map(|place: usize| (&limits[place], keys[place], 1));
+        let ask = async |op, id, us: u64| {
+            let time = at(begins_us + us);
+            let alone = apply_at(&memory, &checks, op, Some(id), time).await;
+            let found = apply_at(&split, &checks, op, Some(id), time).await;
+            let [alone, found] = [
+                alone.map(drop).map_err(|error| error.to_string()),
+                found.map(drop).map_err(|error| error.to_string()),
+            ];
+            assert_eq!(found, alone, "{op} in the order {order:?}");
+            found.err()
+        };
+        assert_eq!(ask(Op::Acquire, 7, 0).await, None);
+        let first_lease = order.into_iter().find(|place| [1, 3].contains(place));
+        let named = |place: Option<usize>| format!("limit \"l{}\": ", place.expect("one"));
+        let late = ask(Op::Renew, 7, 2_000_000).await.expect("two leases have ended");
+        assert!(late.starts_with(&named(first_lease)), "{late}");
+        for op in [Op::Settle, Op::Renew, Op::Extend] {
+            let unknown = ask(op, 9, 2_000_000).await.expect("there was none");
+            let due = if op == Op::Renew { None } else { Some(order[0]) };
+            assert!(due.is_none() || unknown.starts_with(&named(due)), "{unknown}");
+        }
+    }
+}
