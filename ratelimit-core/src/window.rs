@@ -86,6 +86,16 @@ impl Windows {
         }
     }
 
+    /// Whether so many windows are over at `now` since the one that began with `start` that nothing
+    /// can be owed, whichever limit wrote the state. The end in a state of a calendar may be later,
+    /// because it counts the longest windows.
+    pub(crate) fn have_paid_all(self, start: Timestamp, now: Timestamp) -> bool {
+        match self {
+            Self::Length(_) => false,
+            Self::Calendar(_) => self.over(start, now).is_some_and(|over| over > 1),
+        }
+    }
+
     /// How many windows are over at `now` since the one that began with `start`; `None` if that is
     /// not over.
     pub(crate) fn over(self, start: Timestamp, now: Timestamp) -> Option<u64> {

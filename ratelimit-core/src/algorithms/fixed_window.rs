@@ -110,8 +110,15 @@ impl<const ALIGNED: bool> CountedWindow<ALIGNED> {
         state: Option<&'s WindowState<ALIGNED>>,
         now: Timestamp,
     ) -> Option<&'s WindowState<ALIGNED>> {
-        let is_over = |start: Timestamp| now.as_us() >= start.as_us() + self.window_us();
-        state.filter(|state| now.as_us() < state.ends_us && (ALIGNED || !is_over(state.start)))
+        let windows = self.window.windows;
+        let is_gone = |start: Timestamp| {
+            if ALIGNED {
+                windows.have_paid_all(start, now)
+            } else {
+                now.as_us() >= start.as_us() + self.window_us()
+            }
+        };
+        state.filter(|state| now.as_us() < state.ends_us && !is_gone(state.start))
     }
 
     /// The window of a request at `now`, with its count. A request before its start, because the

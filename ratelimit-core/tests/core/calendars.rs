@@ -102,6 +102,18 @@ fn the_next_window_pays_what_is_owed() {
     assert_eq!(at_s(january).as_us() + wait_us, at_s(utc([2026, 3, 1, 0])).as_us());
 }
 
+/// The state counts with the longest windows, and so seems to be owed for longer.
+#[test]
+fn a_forced_charge_counts_on_the_day_on_which_all_is_paid() {
+    let window: FixedWindow = "10/month debt 10".parse().expect("a limit");
+    let [february, april] = [2, 4].map(|month| at_s(utc([2026, month, 1, 0])));
+    let owing = window.force(None, february, 17).expect("it is supported").write;
+    let forced = window.force(owing.after(None), april, 1).expect("it is supported");
+    assert_eq!(forced.decision.remaining, 9);
+    let left = window.step(forced.write.after(None), april, 0).decision;
+    assert_eq!(left.remaining, 9);
+}
+
 #[test]
 fn a_state_is_named_by_unit_zone_and_anchor() {
     for (words, kind) in [

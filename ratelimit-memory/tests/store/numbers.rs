@@ -76,7 +76,8 @@ async fn a_late_settlement_charges_the_rest_by_the_numbers_of_the_customer() {
 
 #[test]
 fn places_are_held_by_the_numbers_of_the_customer() {
-    let jobs = Limits::builder().limit("jobs", "concurrency 1/1h").accepts_up_to("concurrency 9/1h");
+    let jobs =
+        Limits::builder().limit("jobs", "concurrency 1/1h").accepts_up_to("concurrency 9/1h");
     let limiter = RateLimiter::new(jobs.build().expect("limits"), store(|builder| builder).0);
     let large = limiter.limits().parse_numbers([("jobs", "3/1h")]).expect("numbers");
     let lease = |caller| limiter.request(caller).numbers(&large).lease_now().expect("decides");

@@ -41,11 +41,12 @@ elseif begun >= current and begun < finish then
 else
   ended = written_us - math.max(ceil((written_us - begun) / window_us) - 1, 0) * window_us
 end
-if now < ends_us then
+-- The end in a state of a calendar may be later than that of two windows, which pay all.
+if now < ends_us and not (earlier and start < earlier) then
   -- A state written under a larger limit is capped at this limit.
   used = count < most and count or most
   if start < current then
-    local over = earlier and (start < earlier and 2 or 1) or floor((current - start) / window_us)
+    local over = earlier and 1 or floor((current - start) / window_us)
     used = math.max(used - over * capacity, 0)
   end
 else
