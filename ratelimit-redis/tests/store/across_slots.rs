@@ -420,7 +420,8 @@ fn an_undo_returns_at_most_what_was_charged() {
     }
 }
 
-/// The limit that an ended reservation names is the one that it is on one store, wherever it stands.
+/// The limit that an ended reservation names is the one that it is on one store, wherever it
+/// stands.
 #[tokio::test]
 async fn an_ended_reservation_names_the_limit_that_it_names_within_one_slot() {
     let server = server();
