@@ -2,7 +2,7 @@
 //! memory.
 
 use ratelimit_core::algorithm::{InMemory, Step, Write};
-use ratelimit_core::{Algorithm, AnyAlgorithm, Decision, Timestamp};
+use ratelimit_core::{Algorithm, AnyAlgorithm, Decision, Lockout, Timestamp};
 use ratelimit_testkit::{AlgorithmHarness, AlgorithmKind, Instance, algorithm_conformance};
 
 /// A charge at the beginning of a sliding counter's window fades until the end of the next one.
@@ -72,6 +72,18 @@ harness!(AnyAlgorithms of AnyAlgorithm, {
 });
 
 algorithm_conformance!(any_algorithm, AnyAlgorithms);
+
+// The ends of the range, at which a store's clock would reach the end of time.
+harness!(LargestLockouts of Lockout, {
+    let words = [
+        "2/4503599627370495us block 1us factor 2 longest 26062d forget 26062d",
+        "3/4503599627370495us block 1us factor 4503599627370495 longest 1d forget 52123d",
+        "4503599627370495/s block 1s factor 1000000 longest 1d forget 52123d",
+    ];
+    words.map(|words| Instance::new(words, words.parse().expect("a lockout"))).into()
+});
+
+algorithm_conformance!(largest_lockouts, LargestLockouts);
 
 /// A fixed number of admissions, once and for all.
 struct OnceEver(u64);
