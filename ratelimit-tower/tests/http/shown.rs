@@ -52,8 +52,8 @@ async fn a_hidden_limit_is_in_no_field_and_no_problem_and_denies_as_before() {
     assert!(Fields::new().rename("money", "two words").is_err());
 }
 
-/// From 29 November, 19:00, until 1 December, in Berlin. A decision does not tell which month it was
-/// made in, so clients see the mean one.
+/// From 29 November, 19:00, until 1 December, in Berlin. A decision does not tell in which month it
+/// was made, so clients see the mean one.
 #[tokio::test]
 async fn clients_see_when_a_window_of_a_calendar_ends() {
     let clock = ManualClock::new(Timestamp::saturating_from_us(1_795_975_200_000_000));
