@@ -261,4 +261,22 @@ mod tests {
         assert_eq!(AnyAlgorithm::to_compact(other.after(None).expect("charged")), None);
         assert!(!AnyAlgorithm::from(window).is_compact());
     }
+
+    #[cfg(feature = "calendar")]
+    #[test]
+    fn numbers_of_a_limit_by_a_calendar_are_of_its_zone_and_anchor_unless_they_name_others() {
+        let limit: AnyAlgorithm =
+            "fixed-window 10/month zone Europe/Berlin anchor 15 debt 3".parse().expect("a limit");
+        let at = |numbers: &str| limit.at_numbers(numbers).map(|algorithm| algorithm.to_string());
+        for (numbers, whole) in [
+            ("99/month", "fixed-window 99/month zone Europe/Berlin anchor 15"),
+            ("99/month debt 5", "fixed-window 99/month zone Europe/Berlin anchor 15 debt 5"),
+            ("99/month anchor 2", "fixed-window 99/month anchor 2"),
+            ("99/week", "fixed-window 99/week"),
+            ("99/d", "fixed-window 99/d"),
+        ] {
+            assert_eq!(at(numbers).as_deref(), Ok(whole), "{numbers}");
+        }
+        assert!(at("99").is_err());
+    }
 }

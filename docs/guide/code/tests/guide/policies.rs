@@ -107,7 +107,7 @@ fn billed() -> Result<Limits<AnyAlgorithm>, Error> {
 
 #[test]
 fn the_calendar_of_the_document_is_that_of_the_rust_beside_it() -> Result<(), Error> {
-    let text = chapter("policies.md");
+    let text = chapter("customers.md");
     let mut documents = blocks(&text, "toml").into_iter();
     let document = documents.find(|text| text.contains("/month")).expect("a document");
     assert_eq!(toml::from_str::<Limits<AnyAlgorithm>>(&document)?, billed()?);
