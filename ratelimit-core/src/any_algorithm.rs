@@ -267,7 +267,7 @@ mod tests {
     fn numbers_of_a_limit_by_a_calendar_are_of_its_zone_and_anchor_unless_they_name_others() {
         let limit: AnyAlgorithm =
             "fixed-window 10/month zone Europe/Berlin anchor 15 debt 3".parse().expect("a limit");
-        let at = |numbers: &str| limit.at_numbers(numbers).map(|algorithm| algorithm.to_string());
+        let at = |numbers: &str| limit.at_numbers(numbers).map(|limit| alloc::format!("{limit}"));
         for (numbers, whole) in [
             ("99/month", "fixed-window 99/month zone Europe/Berlin anchor 15"),
             ("99/month debt 5", "fixed-window 99/month zone Europe/Berlin anchor 15 debt 5"),
