@@ -35,7 +35,7 @@ pub(super) struct Situation {
 }
 
 /// The algorithms of the single limits.
-pub(super) const ALGORITHMS: [&str; 10] = [
+pub(super) const ALGORITHMS: [&str; 11] = [
     "gcra",
     "token-bucket",
     "fixed-window",
