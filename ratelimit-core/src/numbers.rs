@@ -251,6 +251,7 @@ mod tests {
         let accepted = |limits: LimitsBuilder| limits.build().expect("limits").accept(&numbers);
         assert_eq!(accepted(gcra()), Ok(()));
         assert_eq!(accepted(api("gcra 7/s", Some("gcra 10/s")).required()), Ok(()));
+        assert_eq!(accepted(gcra().when("method", "POST").warn_at_percent(80)), Ok(()));
         for (limits, due) in [
             (Limits::builder().limit("apis", "gcra 1/s"), "no limit of the policy has this name"),
             (api("gcra 1/s", None), "accepts no numbers"),

@@ -47,7 +47,8 @@ fn notes(limit: &Limit<AnyAlgorithm>, earlier: &[Limit<AnyAlgorithm>]) -> Vec<St
             apart.join(", ")
         )
     });
-    let nothing = (limit.algorithm().capacity() == 0)
+    // Requests may bring larger numbers.
+    let nothing = (limit.algorithm().capacity() == 0 && limit.max().is_none())
         .then(|| format!("limit {:?}: it denies everything, because its rate is 0", limit.name()));
     told.into_iter().chain(nothing).collect()
 }
@@ -58,6 +59,8 @@ fn unmet_demands(args: &LintArgs, limit: &Limit<AnyAlgorithm>) -> Vec<String> {
     let mut refused: Vec<_> = unmet.map(|error| error.to_string()).collect();
     let capacity = limit.algorithm().capacity();
     if let Some(percent) = limit.warns_at_percent()
+        && capacity > 0
+        && limit.max().is_none()
         && u128::from(percent.get()) * u128::from(capacity) <= 100
     {
         refused.push(format!(

@@ -14,7 +14,7 @@ const NO_MAX: Unaccepted = "it accepts no numbers of a request; give it the larg
 const OTHER_STATES: Unaccepted = "they are of another algorithm or window than the limit; only rate, burst, count and debt may differ";
 const TOO_LARGE: Unaccepted = "they are larger than the limit accepts; stay within its max";
 const OWED_ATTEMPTS: Unaccepted = "they have a debt, and the limit counts attempts, so that denied requests would be owed; leave it out";
-const OLD_LIMIT: Unaccepted = "the key, when, count, shadow, warn or on_outage of the limit has changed since they were built; build \
+const OLD_LIMIT: Unaccepted = "the key, count, shadow or on_outage of the limit has changed since they were built; build \
                                them from the limits in force";
 
 impl<A: Algorithm> Limit<A> {
@@ -79,12 +79,12 @@ impl<A: Algorithm> Limit<A> {
     /// Whether it accepts this limit of its name, which was made of it or of an earlier version.
     pub(crate) fn accepts(&self, own: &Self) -> Result<(), Unaccepted> {
         let Some(max) = &self.max else { return Err(NO_MAX) };
-        let settings = |of: &Self| (of.shadow, of.counts_attempts, of.on_outage, of.warn_percent);
-        let has_same_callers =
-            own.identifier_names == self.identifier_names && own.conditions == self.conditions;
+        // The limit in force says to whom it applies. A changed threshold of a warning counts once
+        // the numbers are built anew.
+        let settings = |of: &Self| (of.shadow, of.counts_attempts, of.on_outage);
         if own.fingerprint != self.fingerprint {
             Err(OTHER_STATES)
-        } else if settings(own) != settings(self) || !has_same_callers {
+        } else if settings(own) != settings(self) || own.identifier_names != self.identifier_names {
             Err(OLD_LIMIT)
         } else if self.counts_attempts && own.algorithm.debt() > 0 {
             Err(OWED_ATTEMPTS)
