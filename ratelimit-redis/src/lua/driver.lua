@@ -367,7 +367,7 @@ local function run0()
   local begins = line
 
   if line ~= '=' then
-    local life0 = due0 and {}
+    local life0, extended0 = due0 and {}, {}
     -- How long a key lives so far is known, and the user has to be allowed to extend it, before
     -- anything is written: a key never lives for ever.
     for n, due in pairs(due0 or {}) do
@@ -388,8 +388,11 @@ local function run0()
         if due then
           -- A log without its last entry was gone in between.
           if it[1] ~= 'HSET' and life0[n] then life0[n] = call('PTTL', it[2]) end
+          -- Another command of the batch may have extended the life of the same key.
+          if extended0[it[2]] then life0[n] = math.max(life0[n] or 0, extended0[it[2]]) end
           if not life0[n] or life0[n] < due then
             call('PEXPIRE', it[2], format('%d', due))
+            extended0[it[2]] = due
             if it[1] == 'HSET' and not padding_ms then
               local key, fields, life_ms, ttl_ms = it[2], (#it - 2) / 2, life0[n], due
               --[[sweep]]
