@@ -19,7 +19,7 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 
 use ratelimit_core::store::{Batch, Check, Op, ReservationGroup};
-use ratelimit_core::{Algorithm, Decision, ErrorKind, Refusal, StoreError, Verdict};
+use ratelimit_core::{Account, Algorithm, Decision, ErrorKind, Refusal, StoreError, Verdict};
 
 use crate::concurrent::all;
 use crate::connection::{Connection, slot};
@@ -278,7 +278,11 @@ impl<A: Algorithm, M: Mode<A>, C: Connection> Across<'_, A, M, C> {
         let decisions = shown.decisions().iter().zip(&part.checks);
         let decisions =
             decisions.map(|(shown, check)| Decision { cost: check.cost, ..*shown }).collect();
-        Ok(Verdict::several(decisions).with_accounts(shown.accounts()))
+        let accounts = part.checks.iter().enumerate().map(|(nth, check)| {
+            let charged = check.limit.warns_at_percent().map(|_| 0);
+            (nth, Account { charged, ..shown.account(nth) })
+        });
+        Ok(Verdict::several(decisions).with_accounts(accounts))
     }
 
     /// Charges the attempts of a batch on which this is the verdict, a denial, each slot on its

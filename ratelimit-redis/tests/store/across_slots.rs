@@ -113,6 +113,8 @@ async fn an_extension_of_what_some_slots_know_is_that_of_one_server() {
     let begin_us = 1_000_000_000;
     let limits = ["concurrency 9/1s", "fixed-window 9/h debt 3", "gcra 9/h"];
     let [busy, window, usual] = limits.map(|text| limit(&text.replace([' ', '/'], "-"), text));
+    // What charges nothing warns of nothing.
+    let busy = busy.warn_at_percent(1).expect("a percentage");
     for (orders, costs) in
         [[0, 1, 2], [1, 0, 2], [2, 1, 0]].into_iter().zip([[1, 1, 5], [1, 5, 5], [1, 5, 99]])
     {
