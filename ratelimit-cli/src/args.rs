@@ -1,7 +1,7 @@
 //! The command-line arguments.
 
 use std::path::PathBuf;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use clap::{Args, Parser, Subcommand};
 use clap_complete::Shell;
@@ -43,6 +43,12 @@ pub(crate) enum Command {
     /// Give a caller its full capacity back, in every limit that applies.
     #[command(after_long_help = include_str!("help/reset.txt"))]
     Reset(CallerArgs),
+    /// Set, show, list and clear records of single callers: other numbers, blocked, or exempt.
+    #[command(after_long_help = include_str!("help/record.txt"))]
+    Record {
+        #[command(subcommand)]
+        command: RecordCommand,
+    },
     /// List the callers that are being limited now.
     #[command(after_long_help = include_str!("help/top.txt"))]
     Top(TopArgs),
@@ -239,6 +245,70 @@ pub(crate) struct InspectArgs {
 
     #[command(flatten)]
     pub(crate) own: NumbersArgs,
+}
+
+/// What to do with records.
+#[derive(Debug, Subcommand)]
+pub(crate) enum RecordCommand {
+    /// Set the record of a caller under a limit. All processes decide by it from now on.
+    Set(SetRecordArgs),
+    /// Show the records of a caller.
+    Get(CallerArgs),
+    /// List the records of all callers.
+    List(ScanArgs),
+    /// Clear the record of a caller under a limit: the policy decides again.
+    Clear(ClearRecordArgs),
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ClearRecordArgs {
+    #[command(flatten)]
+    pub(crate) caller: CallerArgs,
+
+    /// The name of the limit.
+    #[arg(long, value_name = "LIMIT")]
+    pub(crate) limit: String,
+
+    /// Who does this, for the line that is printed; the user of this process if it is not told.
+    #[arg(long, value_name = "NAME")]
+    pub(crate) by: Option<String>,
+}
+
+#[allow(clippy::struct_excessive_bools, reason = "each is an argument")]
+#[derive(Debug, Args)]
+#[command(group = clap::ArgGroup::new("change").required(true))]
+#[command(group = clap::ArgGroup::new("end").required(true))]
+pub(crate) struct SetRecordArgs {
+    #[command(flatten)]
+    pub(crate) of: ClearRecordArgs,
+
+    /// Other numbers for the caller, without the name of the algorithm: `"100/s burst 200"`.
+    #[arg(long, value_name = "NUMBERS", group = "change")]
+    pub(crate) numbers: Option<String>,
+
+    /// Deny the caller.
+    #[arg(long, group = "change")]
+    pub(crate) blocked: bool,
+
+    /// Allow the caller, and charge nothing.
+    #[arg(long, group = "change")]
+    pub(crate) exempt: bool,
+
+    /// For how long from now, such as `2h`.
+    #[arg(long = "for", value_name = "TIME", group = "end", value_parser = humantime::parse_duration)]
+    pub(crate) lasts: Option<Duration>,
+
+    /// Until when, such as `2027-01-31T00:00:00Z`.
+    #[arg(long, value_name = "TIME", group = "end", value_parser = humantime::parse_rfc3339_weak)]
+    pub(crate) until: Option<SystemTime>,
+
+    /// Until it is cleared.
+    #[arg(long, group = "end")]
+    pub(crate) forever: bool,
+
+    /// Set it even if it lowers what a record of the caller has raised.
+    #[arg(long)]
+    pub(crate) replace: bool,
 }
 
 #[derive(Debug, Args)]

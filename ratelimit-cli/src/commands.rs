@@ -28,6 +28,8 @@ mod heal;
 #[cfg(feature = "_servers")]
 mod inspect;
 mod lint;
+#[cfg(feature = "_servers")]
+mod record;
 mod replay;
 #[cfg(feature = "_servers")]
 mod reset;
@@ -51,6 +53,8 @@ pub(crate) fn run(command: &Command) -> Result<u8, Failure> {
         Command::Man { folder } => documents::man(folder),
         #[cfg(feature = "_servers")]
         Command::Inspect(args) => inspect::run(args),
+        #[cfg(feature = "_servers")]
+        Command::Record { command } => record::run(command),
         #[cfg(feature = "_servers")]
         Command::Reset(args) => reset::run(args),
         #[cfg(feature = "_servers")]

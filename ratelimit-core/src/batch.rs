@@ -6,6 +6,7 @@
 mod compact;
 mod decide;
 mod parts;
+mod standing;
 
 use alloc::format;
 use alloc::sync::Arc;
@@ -17,6 +18,7 @@ use crate::decision::{Decision, Verdict};
 use crate::error::ConfigError;
 use crate::limit::Limit;
 use crate::op::{Now, Op};
+use crate::record::Standing;
 use crate::refusal::Refusal;
 use crate::reservation::{ReservationGroup, ReservationId};
 
@@ -58,6 +60,8 @@ pub struct Batch<'a, A> {
     denied_elsewhere: bool,
     without_store: bool,
     group: Option<&'a Arc<ReservationGroup>>,
+    /// How each check stands; empty if the policy decides all.
+    standings: &'a [Standing<A>],
 }
 
 impl<'a, A: Algorithm> Batch<'a, A> {
@@ -97,6 +101,7 @@ impl<'a, A: Algorithm> Batch<'a, A> {
             denied_elsewhere: false,
             without_store: false,
             group: None,
+            standings: &[],
         }
     }
 

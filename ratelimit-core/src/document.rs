@@ -48,7 +48,7 @@ struct Document {
 struct Tables(Vec<Limit<AnyAlgorithm>>);
 
 /// The fields of a `[[limit]]`.
-const FIELDS: [&str; 21] = [
+const FIELDS: [&str; 22] = [
     "name",
     "key",
     "when",
@@ -59,6 +59,7 @@ const FIELDS: [&str; 21] = [
     "burst",
     "debt",
     "max",
+    "overridable",
     "count",
     "required",
     "shadow",
@@ -296,6 +297,9 @@ impl LimitTable {
         }
         if self.truth("shadow")? {
             limit = limit.shadow();
+        }
+        if self.truth("overridable")? {
+            limit = limit.overridable();
         }
         if let Some(on_outage) = self.text("on_outage", "\"closed\"")? {
             limit = limit.on_outage(on_outage.parse()?);

@@ -163,6 +163,7 @@ mod numbers;
 mod op;
 mod quota;
 mod rate;
+mod record;
 mod refusal;
 mod reservation;
 mod share;
@@ -193,6 +194,7 @@ pub use limiter::{OwnedReservation, ReserveError, Reserved};
 pub use limits_builder::LimitsBuilder;
 pub use numbers::Numbers;
 pub use rate::Rate;
+pub use record::{Record, UnendedRecord};
 pub use refusal::Refusal;
 pub use reservation::ReservationId;
 pub use stack::Stack;
@@ -232,10 +234,11 @@ pub mod store {
     #[cfg(feature = "tokio")]
     pub use crate::limiter::repeat_settlement;
     pub use crate::op::{Now, Op};
+    pub use crate::record::Standing;
     pub use crate::reservation::{Reservation, ReservationGroup};
     #[cfg(feature = "dyn")]
     pub use crate::store_traits::erased::DynSnapshotStore;
-    pub use crate::store_traits::{LogStore, Snapshot, SnapshotStore, WithSnapshot};
+    pub use crate::store_traits::{LogStore, RecordStore, Snapshot, SnapshotStore, WithSnapshot};
 }
 
 /// What `ratelimit-memory` keeps and steps: states of a few numbers. It may change in any version.

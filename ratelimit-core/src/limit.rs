@@ -27,6 +27,7 @@ pub use condition::{Condition, ConditionValues};
 /// assert_eq!(per_address.name(), "burst");
 /// # Ok::<(), ratelimit_core::ConfigError>(())
 /// ```
+#[allow(clippy::struct_excessive_bools, reason = "each is a field of a document")]
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Limit<A> {
     name: Box<str>,
@@ -39,6 +40,7 @@ pub struct Limit<A> {
     on_outage: Option<OnOutage>,
     counts_attempts: bool,
     warn_percent: Option<NonZeroU8>,
+    overridable: bool,
     /// The largest numbers that a request may have of its own. In a box, because few limits have
     /// them.
     max: Option<Box<A>>,
@@ -107,6 +109,7 @@ impl<A: Algorithm> Limit<A> {
             on_outage: None,
             counts_attempts: false,
             warn_percent: None,
+            overridable: false,
             max: None,
             algorithm,
         })

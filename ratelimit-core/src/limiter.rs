@@ -27,6 +27,7 @@ mod lease;
 mod named;
 #[cfg(feature = "tokio")]
 mod owned;
+mod records;
 mod request;
 mod up_to;
 

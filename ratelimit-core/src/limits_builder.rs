@@ -119,6 +119,11 @@ impl<A: Algorithm> LimitsBuilder<A> {
         })
     }
 
+    /// The limit before this call looks for a record of its caller: see [`Limit::overridable`].
+    pub fn overridable(self) -> Self {
+        self.change_last("overridable", |limit| Ok(limit.overridable()))
+    }
+
     fn change_last(
         mut self,
         method: &str,

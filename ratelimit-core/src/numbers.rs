@@ -259,6 +259,7 @@ mod tests {
             (api("fixed-window 1/s", Some("fixed-window 9/s")), "another algorithm or window"),
             (gcra().by(["user"]), "has changed"),
             (gcra().shadow(), "has changed"),
+            (gcra().overridable(), "has changed"),
             (gcra().on_outage(OnOutage::Open), "has changed"),
             (gcra().count_attempts(), "has changed"),
         ] {

@@ -57,6 +57,23 @@ pub enum Refusal {
         /// Why, and the remedy.
         why: &'static str,
     },
+    /// A record of a caller that the limit does not take.
+    #[error("limit {limit:?} does not take the record: {why}")]
+    Record {
+        /// The limit's name.
+        limit: String,
+        /// Why, and the remedy.
+        why: &'static str,
+    },
+    /// A limit looks for records of its callers, and the store keeps none.
+    #[error(
+        "limit {limit:?} is overridable, and this store keeps no records; leave overridable out, or \
+         take a store that does: in memory, or on Redis in the mode lua"
+    )]
+    NoRecords {
+        /// The limit's name.
+        limit: String,
+    },
     /// The algorithm of a limit has no such operation.
     #[error("limit {limit:?}: its algorithm has no {op}")]
     Unsupported {
@@ -188,6 +205,8 @@ impl Refusal {
         match self {
             Self::MissingIdentifier { limit, .. }
             | Self::Numbers { limit, .. }
+            | Self::Record { limit, .. }
+            | Self::NoRecords { limit }
             | Self::Unsupported { limit, .. }
             | Self::CannotReserve { limit }
             | Self::GrantsNoLease { limit }
@@ -209,15 +228,17 @@ impl Refusal {
     #[must_use]
     pub const fn kind(&self) -> ErrorKind {
         match self {
-            Self::Unsupported { .. } | Self::CannotReserve { .. } | Self::GrantsNoLease { .. } => {
-                ErrorKind::Unsupported
-            }
+            Self::Unsupported { .. }
+            | Self::CannotReserve { .. }
+            | Self::GrantsNoLease { .. }
+            | Self::NoRecords { .. } => ErrorKind::Unsupported,
             Self::EndOfTime { .. } => ErrorKind::Config,
             Self::UnknownReservation { .. } => ErrorKind::Ended,
             Self::NoLimitApplies { .. }
             | Self::MissingIdentifier { .. }
             | Self::UnknownLimit { .. }
             | Self::Numbers { .. }
+            | Self::Record { .. }
             | Self::ReservesNothing { .. }
             | Self::NoId { .. }
             | Self::Metadata { .. }
@@ -260,6 +281,8 @@ mod tests {
                 false,
             ),
             (Refusal::Numbers { limit: limit(), why: "they are" }, ErrorKind::Invalid, true),
+            (Refusal::Record { limit: limit(), why: "it is" }, ErrorKind::Invalid, true),
+            (Refusal::NoRecords { limit: limit() }, ErrorKind::Unsupported, true),
             (Refusal::Unsupported { limit: limit(), op: Op::Force }, ErrorKind::Unsupported, true),
             (Refusal::CannotReserve { limit: limit() }, ErrorKind::Unsupported, true),
             (Refusal::GrantsNoLease { limit: limit() }, ErrorKind::Unsupported, true),

@@ -10,6 +10,7 @@ use crate::decision::Verdict;
 use crate::error::ErrorKind;
 use crate::limit::Limit;
 use crate::op::Now;
+use crate::record::Record;
 use crate::refusal::Refusal;
 use crate::reservation::Reservation;
 use crate::timestamp::Timestamp;
@@ -30,6 +31,8 @@ pub(crate) mod erased;
 /// - A state belongs to the pair of the limit's [state name](Limit::state_name) and the check's
 ///   key, of any bytes.
 /// - A [shadow limit](Limit::shadow) is to a store a limit like any other.
+/// - A store without [records](RecordStore) refuses a batch with a limit that looks for them:
+///   [`Batch::without_records`].
 /// - A future that is dropped before it is done leaves the batch charged or not charged, and stops
 ///   no later one.
 /// - An error means that the batch was not charged, unless its kind is
@@ -100,6 +103,40 @@ pub trait LogStore<A: Algorithm>: Store<A> {
         key: &str,
         now: Now,
     ) -> impl Future<Output = Result<Vec<LoggedRequest>, Self::Error>> + Send;
+}
+
+/// A store that keeps [records](Record) of callers, and reads them in the step that decides.
+///
+/// # Contract
+///
+/// - Each decision is made by the records that stand at that moment: it and the changes of records
+///   are linearizable.
+/// - Records live apart from states: neither a reset nor the end of a state takes one away. A store
+///   forgets a record only once it has ended.
+/// - Only limits that [look for records](Limit::overridable) have some. A record belongs to the
+///   limit's [state name](Limit::state_name) and the key.
+///
+/// A store without records refuses a batch with such a limit: [`Refusal::NoRecords`].
+///
+/// The limiter's methods, such as [`set_record`](crate::RateLimiter::set_record), are made of these
+/// two.
+pub trait RecordStore<A: Algorithm>: Store<A> {
+    /// The record of this key that stands now.
+    fn record(
+        &self,
+        limit: &Limit<A>,
+        key: &str,
+    ) -> impl Future<Output = Result<Option<Record<A>>, Self::Error>> + Send;
+
+    /// Puts `next` in the place of the record `standing`, none for one that is cleared or new, and
+    /// returns whether that still stood. Otherwise nothing has changed.
+    fn exchange_record(
+        &self,
+        limit: &Limit<A>,
+        key: &str,
+        standing: Option<&Record<A>>,
+        next: Option<&Record<A>>,
+    ) -> impl Future<Output = Result<bool, Self::Error>> + Send;
 }
 
 /// A store that reports the states that a decision left.
@@ -198,6 +235,26 @@ macro_rules! stores_behind {
                 now: Now,
             ) -> impl Future<Output = Result<Vec<LoggedRequest>, Self::Error>> + Send {
                 (**self).logged(limit, key, now)
+            }
+        }
+
+        impl<A: Algorithm, S: RecordStore<A> + ?Sized> RecordStore<A> for $pointer {
+            fn record(
+                &self,
+                limit: &Limit<A>,
+                key: &str,
+            ) -> impl Future<Output = Result<Option<Record<A>>, Self::Error>> + Send {
+                (**self).record(limit, key)
+            }
+
+            fn exchange_record(
+                &self,
+                limit: &Limit<A>,
+                key: &str,
+                standing: Option<&Record<A>>,
+                next: Option<&Record<A>>,
+            ) -> impl Future<Output = Result<bool, Self::Error>> + Send {
+                (**self).exchange_record(limit, key, standing, next)
             }
         }
 

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use dashmap::DashMap;
 use derive_where::derive_where;
-use ratelimit_core::store::{Batch, LogStore};
+use ratelimit_core::store::{Batch, LogStore, RecordStore};
 use ratelimit_core::{Algorithm, AnyAlgorithm, Clock, Store, Verdict};
 use ratelimit_memory::PreciseClock;
 use tokio::runtime::Handle;
@@ -76,9 +76,10 @@ const LONGEST_GIVE_BACK: Duration = Duration::from_secs(5);
 /// It serves requests at the store's time under limits whose charges can be
 /// [settled](Algorithm::settle) and that [recover](Algorithm::recovery) in a known way: GCRA, token
 /// buckets and fixed windows, and batches of these. All other requests and operations go to the
-/// store: logs, other windows, leases, limits that count attempts, peeks, requests under an id,
-/// with metadata or at a given time, and those whose keys have more than 1,024 bytes. A batch with
-/// one such limit goes to the store as a whole.
+/// store: logs, other windows, leases, limits that count attempts or [look for
+/// records](ratelimit_core::Limit::overridable), peeks, requests under an id, with metadata or at a
+/// given time, and those whose keys have more than 1,024 bytes. A batch with one such limit goes to
+/// the store as a whole.
 ///
 /// # How far it exceeds a limit
 ///
@@ -276,5 +277,10 @@ impl<S: Store<A> + 'static, A: Algorithm + Clone + PartialEq + 'static, C: Clock
 lists_logged!(
     Allotments<S, A, C>,
     [A: Algorithm + Clone + PartialEq + 'static, S: LogStore<A> + 'static, C: Clock + 'static],
+    inner.store
+);
+keeps_records!(
+    Allotments<S, A, C>,
+    [A: Algorithm + Clone + PartialEq + 'static, S: RecordStore<A> + 'static, C: Clock + 'static],
     inner.store
 );

@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use ratelimit_core::store::{Batch, LogStore, Op, Snapshot, SnapshotStore, decide};
+use ratelimit_core::store::{Batch, LogStore, Op, RecordStore, Snapshot, SnapshotStore, decide};
 use ratelimit_core::{Algorithm, AnyAlgorithm, Clock, Source, Store, Timestamp, Verdict};
 use ratelimit_memory::PreciseClock;
 use tokio::runtime::Handle;
@@ -78,6 +78,8 @@ const MOST_JITTER_US: u64 = 1_000;
 ///   charged;
 /// - [limits with leases](Algorithm::has_leases), because releasing a lease ends the wait of
 ///   others;
+/// - limits that [look for records](ratelimit_core::Limit::overridable) of their callers: the store
+///   decides each request by the record that stands, so that a raise or a block is seen at once;
 /// - peeks, requests with metadata or at a given time, and all operations other than
 ///   [`Op::Acquire`];
 /// - requests under an id, unless it was [drawn](Batch::settled_once) for this one request, as
@@ -411,5 +413,10 @@ impl<S: SnapshotStore<A>, A: Algorithm + Clone + PartialEq + 'static, C: Clock> 
 lists_logged!(
     DenialCache<S, A, C>,
     [A: Algorithm + Clone + PartialEq + 'static, S: SnapshotStore<A> + LogStore<A>, C: Clock],
+    store
+);
+keeps_records!(
+    DenialCache<S, A, C>,
+    [A: Algorithm + Clone + PartialEq + 'static, S: SnapshotStore<A> + RecordStore<A>, C: Clock],
     store
 );

@@ -18,7 +18,7 @@ use std::time::Duration;
 
 use derive_where::derive_where;
 use ratelimit_core::algorithm::{InMemory, LoggedRequest, Share};
-use ratelimit_core::store::{Batch, Check, LogStore, Now, Op};
+use ratelimit_core::store::{Batch, Check, LogStore, Now, Op, RecordStore};
 use ratelimit_core::{
     AnyAlgorithm, Clock, ConfigError, ErrorKind, Limit, Limits, OnOutage, Source, Store,
     StoreError as _, Verdict,
@@ -91,6 +91,9 @@ use outage::Outage;
 /// A batch is denied if one of its limits is closed, else decided by its local limits, and allowed
 /// if all are open. Each of these decisions is [counted](Self::outage_counts), and its verdict
 /// names the fallback as its source ([`Source::Fallback`](ratelimit_core::Source)).
+///
+/// No record of a caller is known meanwhile: who is blocked, exempt or has other numbers is decided
+/// by the policy, as all others are.
 ///
 /// # What it costs
 ///
@@ -455,3 +458,11 @@ impl<
         entries.map_err(FallbackError::Local)
     }
 }
+
+// While the store is unreachable, the policy decides, and no record can be read or changed.
+keeps_records!(
+    Fallback<S, A, C>,
+    [S: RecordStore<A> + 'static, A: InMemory + Share + Clone + PartialEq + 'static, C: Clock + 'static],
+    inner.store,
+    FallbackError::Store
+);

@@ -158,6 +158,36 @@ macro_rules! lists_logged {
     };
 }
 
+/// A layer keeps the records that the store which it wraps keeps.
+macro_rules! keeps_records {
+    ($layer:ty, [$($generics:tt)*], $($store:ident).+) => {
+        keeps_records!($layer, [$($generics)*], $($store).+, std::convert::identity);
+    };
+    ($layer:ty, [$($generics:tt)*], $($store:ident).+, $error:expr) => {
+        #[deny(clippy::missing_trait_methods)]
+        impl<$($generics)*> ratelimit_core::store::RecordStore<A> for $layer {
+            async fn record(
+                &self,
+                limit: &ratelimit_core::Limit<A>,
+                key: &str,
+            ) -> Result<Option<ratelimit_core::Record<A>>, Self::Error> {
+                self.$($store).+.record(limit, key).await.map_err($error)
+            }
+
+            async fn exchange_record(
+                &self,
+                limit: &ratelimit_core::Limit<A>,
+                key: &str,
+                standing: Option<&ratelimit_core::Record<A>>,
+                next: Option<&ratelimit_core::Record<A>>,
+            ) -> Result<bool, Self::Error> {
+                let exchanged = self.$($store).+.exchange_record(limit, key, standing, next);
+                exchanged.await.map_err($error)
+            }
+        }
+    };
+}
+
 mod allotments;
 mod bounded;
 mod denial_cache;

@@ -6,7 +6,7 @@ use std::future::poll_fn;
 use std::pin::pin;
 
 use derive_where::derive_where;
-use ratelimit_core::store::{Batch, Check, LogStore, SnapshotStore, WithSnapshot};
+use ratelimit_core::store::{Batch, Check, LogStore, RecordStore, SnapshotStore, WithSnapshot};
 use ratelimit_core::{Algorithm, Decision, Limit, OnOutage, Store, SyncStore, Verdict};
 
 /// Wraps a store and reports each request to an observer: `Metrics`, `Traced` and
@@ -235,3 +235,4 @@ impl<A: Algorithm, S: SyncStore<A>, O: Observer> SyncStore<A> for Observed<S, O>
 }
 
 lists_logged!(Observed<S, O>, [A: Algorithm, S: LogStore<A>, O: Observer], store);
+keeps_records!(Observed<S, O>, [A: Algorithm, S: RecordStore<A>, O: Observer], store);

@@ -5,7 +5,7 @@ use ratelimit_core::{Algorithm, Limit};
 
 /// Whether a batch only acquires, at the store's time, from limits that charge what they admit
 /// until it recovers: neither attempts, each of which is charged, nor leases, which their holders
-/// release.
+/// release, nor by records of their callers, which only the store knows.
 pub(crate) fn acquires_plainly<A: Algorithm>(batch: &Batch<'_, A>) -> bool {
     batch.is_plain() && acquires(batch)
 }
@@ -18,7 +18,10 @@ pub(crate) fn acquires_anew<A: Algorithm>(batch: &Batch<'_, A>) -> bool {
 }
 
 fn acquires<A: Algorithm>(batch: &Batch<'_, A>) -> bool {
-    let lasts = |limit: &Limit<A>| !limit.counts_attempts() && !limit.algorithm().has_leases();
+    // By the record of a caller, the store alone decides.
+    let lasts = |limit: &Limit<A>| {
+        !limit.counts_attempts() && !limit.algorithm().has_leases() && !limit.is_overridable()
+    };
     batch.operation() == Op::Acquire
         && batch.time() == Now::Store
         && !batch.checks().is_empty()

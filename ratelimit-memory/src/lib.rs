@@ -61,7 +61,8 @@
 //! # Behaviour
 //!
 //! - **Bounded memory.** A store has caps on [keys](Builder::capacity),
-//!   [reservations](Builder::reservations) and [log entries](Builder::entries). It never resets the
+//!   [reservations](Builder::reservations), [log entries](Builder::entries) and
+//!   [records](Builder::records) of single callers, of which it evicts none. It never resets the
 //!   limit of a live key to make room: at the cap, new keys share one state per limit, which
 //!   [`MemoryStore::overflowed`] counts. Give a store that is often full a larger capacity.
 //! - **No background thread.** Later calls free expired states, a few per call. Memory therefore
@@ -95,6 +96,7 @@ mod capacity;
 mod clock;
 mod cuckoo;
 mod hash;
+mod records;
 mod reservations;
 mod shard;
 mod store;

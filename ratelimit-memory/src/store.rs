@@ -14,16 +14,19 @@ use std::fmt;
 use std::future::{Future, ready};
 
 use ratelimit_core::algorithm::{InMemory, LoggedRequest};
-use ratelimit_core::store::{Batch, Check, LogStore, Now, Op, SnapshotStore, WithSnapshot};
+use ratelimit_core::store::{
+    Batch, Check, LogStore, Now, Op, RecordStore, SnapshotStore, WithSnapshot,
+};
 use ratelimit_core::{
-    AnyAlgorithm, Clock, Identifiers, Limit, Limits, RateLimiter, Store, SyncStore, Timestamp,
-    Verdict,
+    AnyAlgorithm, Clock, Identifiers, Limit, Limits, RateLimiter, Record, Store, SyncStore,
+    Timestamp, Verdict,
 };
 
 use crate::capacity::Capacity;
 use crate::clock::PreciseClock;
 use crate::cuckoo::{Address, CuckooTable};
 use crate::hash::{CallerHash, KeyHasher};
+use crate::records::{Full, Records};
 use crate::reservations::KeyedReservation;
 use crate::shard::{Shard, shard_of};
 use crate::sync::{AtomicU64, AtomicUsize, Mutex, Ordering, lock};
@@ -54,6 +57,8 @@ pub struct MemoryStore<A: InMemory = AnyAlgorithm, C = PreciseClock> {
     overflow: Mutex<Shard<A::State>>,
     /// The reservations, by the ids of batches. Locked after all others.
     reservations: Box<[Mutex<Shard<KeyedReservation>>]>,
+    /// What operators have decided for single callers. Locked last.
+    records: Records<A>,
     hasher: KeyHasher,
     /// The hash of the shared states' key.
     shared_hash: CallerHash,
@@ -124,6 +129,13 @@ impl<A: InMemory, C: Clock> MemoryStore<A, C> {
     #[must_use]
     pub fn unrecorded(&self) -> u64 {
         self.unrecorded.load(Ordering::Relaxed)
+    }
+
+    /// Returns the number of [records](Record) in the store, including ended ones that no record
+    /// has replaced yet. It never exceeds [the cap](Builder::records).
+    #[must_use]
+    pub fn record_count(&self) -> usize {
+        self.records.count()
     }
 
     /// Returns how many entries all logs together keep, including expired entries that no call has
@@ -317,7 +329,8 @@ impl<A: InMemory, C: Clock> MemoryStore<A, C> {
         let now = self.clock.now();
         let has_fast_step = limit.algorithm().has_fast_step();
         for ((key, hash), probe) in keys.iter().zip(hashes).zip(probes) {
-            let charged = if has_fast_step { probe.charge(limit, now, cost) } else { None };
+            let charged =
+                if has_fast_step { probe.charge(&self.records, limit, now, cost) } else { None };
             report(match charged {
                 Some(decision) => Ok(Verdict::one(decision)),
                 None => self.acquire(limit, key, hash, cost),
@@ -398,6 +411,7 @@ impl<A: InMemory, C: Clock> Store<A> for MemoryStore<A, C> {
     fn report_counts(&self, report: &mut dyn FnMut(&'static str, u64)) {
         report("ratelimit_reservations", self.reservations() as u64);
         report("ratelimit_reservations_unrecorded_total", self.unrecorded());
+        report("ratelimit_records", self.record_count() as u64);
     }
 }
 
@@ -414,6 +428,32 @@ impl<A: InMemory, C: Clock> SnapshotStore<A> for MemoryStore<A, C> {
         let mut left = None;
         let decided = self.decide_locked(batch, &hashes, Some(&mut left));
         ready(decided.map(|verdict| (verdict, left)))
+    }
+}
+
+impl<A: InMemory + PartialEq, C: Clock> RecordStore<A> for MemoryStore<A, C> {
+    fn record(
+        &self,
+        limit: &Limit<A>,
+        key: &str,
+    ) -> impl Future<Output = Result<Option<Record<A>>, MemoryError>> + Send {
+        let now = self.clock.now();
+        ready(Ok(self.records.get(self.hash(limit, key), key, now)))
+    }
+
+    fn exchange_record(
+        &self,
+        limit: &Limit<A>,
+        key: &str,
+        standing: Option<&Record<A>>,
+        next: Option<&Record<A>>,
+    ) -> impl Future<Output = Result<bool, MemoryError>> + Send {
+        if let Err(refused) = limit.takes_records() {
+            return ready(Err(refused.into()));
+        }
+        let (hash, now) = (self.hash(limit, key), self.clock.now());
+        let exchanged = self.records.exchange((hash, key), now, standing, next);
+        ready(exchanged.map_err(|Full| MemoryError::Records { most: self.records.most }))
     }
 }
 

@@ -14,7 +14,7 @@ use ratelimit_core::{
 use ratelimit_memory::MemoryStore;
 use ratelimit_testkit::{
     AlsoSync, ByOwnClock, Calendars, Harness, Property, StoreClock, algorithm_conformance,
-    conformance, failed_once, regression,
+    conformance, failed_once, record_conformance, regression,
 };
 
 /// How many calls may pass until all expired states are gone. Each sweeps two slots of one of four
@@ -86,6 +86,7 @@ conformance!(memory, AlsoSync<InMemory<AnyAlgorithm>>);
 algorithm_conformance!(calendars, Calendars, on AlsoSync<InMemory<AnyAlgorithm>>);
 
 conformance!(memory_own_clock, ByOwnClock<AlsoSync<InMemory<AnyAlgorithm>>>);
+record_conformance!(memory_records, InMemory<AnyAlgorithm>);
 
 #[test]
 fn cases_that_failed_once() {

@@ -65,7 +65,10 @@ impl<M, C: Connection> RedisStore<M, C> {
         // Boxed, so the future of all other batches stays small.
         let across = split(self, batch, deadline)?.map(|across| Box::pin(across.apply()));
         match across {
-            None => M::decide(self, batch, deadline, left).await,
+            None if batch.is_overridable() => {
+                Box::pin(cross_slot::decide(self, batch, deadline, left)).await
+            }
+            None => M::decide(self, batch, &[], deadline, left).await,
             Some(across) => across.await,
         }
     }

@@ -34,9 +34,10 @@ use crate::deadline::Deadline;
 use crate::error::{LEFT, REMOVED, RedisError, Result};
 use crate::mode::Cas;
 use crate::program::newest_us;
+use crate::records::Premise;
 use crate::reservation;
 use crate::rounds::Rounds;
-use crate::script::Script;
+use crate::script::{Premises, Script};
 use crate::store::{Mode, NewestAt, RedisStore, StatesAt, TimesIn, evalsha, ttl_ms};
 use crate::turns::Taken;
 
@@ -45,7 +46,7 @@ mod in_slot;
 use in_slot::CasInSlot;
 
 static COMPARE_AND_SET: LazyLock<Script> =
-    LazyLock::new(|| Script::new(include_str!("lua/compare_and_set.lua"), &[]));
+    LazyLock::new(|| Script::new(include_str!("lua/compare_and_set.lua"), &[], Premises::None));
 
 /// How many times a batch is decided before it fails as contended.
 const ATTEMPTS: usize = 32;
@@ -175,6 +176,7 @@ impl<A: Algorithm<State: Codec>> Mode<A> for Cas {
     async fn decide<'s, C: Connection>(
         store: &'s RedisStore<Self, C>,
         batch: &'s Batch<'s, A>,
+        _premises: &'s [Premise],
         deadline: Deadline,
         _left: Option<&'s mut Option<Snapshot<A::State>>>,
     ) -> Result<Verdict> {
@@ -200,6 +202,7 @@ impl<A: Algorithm<State: Codec>> Mode<A> for Cas {
     async fn would_decide<'s, C: Connection>(
         store: &'s RedisStore<Self, C>,
         batch: &'s Batch<'s, A>,
+        _premises: &'s [Premise],
         deadline: Deadline,
         prepares: bool,
     ) -> Result<CasInSlot<'s, A, C>> {

@@ -18,13 +18,14 @@ use std::future::Future;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 
-use ratelimit_core::store::{Batch, Check, Op, ReservationGroup};
+use ratelimit_core::store::{Batch, Check, Op, ReservationGroup, Snapshot};
 use ratelimit_core::{Account, Algorithm, Decision, ErrorKind, Refusal, StoreError, Verdict};
 
 use crate::concurrent::all;
 use crate::connection::{Connection, slot};
 use crate::deadline::Deadline;
 use crate::error::{RedisError, Result};
+use crate::records::TRIES;
 use crate::reservation;
 use crate::rounds::Rounds;
 use crate::store::{CrossSlot, InSlot, Mode, RedisStore, refuse_unsupported};
@@ -106,6 +107,26 @@ pub(crate) fn server_of<A: Algorithm, M, C: Connection>(
     Some(hasher.finish())
 }
 
+/// Decides a batch whose keys all lie in one slot, by the records of its callers.
+pub(crate) async fn decide<A: Algorithm, M: Mode<A>, C: Connection>(
+    store: &RedisStore<M, C>,
+    batch: &Batch<'_, A>,
+    deadline: Deadline,
+    mut left: Option<&mut Option<Snapshot<A::State>>>,
+) -> Result<Verdict> {
+    for _ in 0..TRIES {
+        let looked = M::look(store, batch)?;
+        let checks = looked.checks(batch);
+        let ruled = looked.ruled(batch, &checks);
+        let left = left.as_deref_mut();
+        match M::decide(store, &ruled, &looked.premises, deadline, left).await {
+            Err(error) if error.is_stale() => {}
+            decided => return decided,
+        }
+    }
+    Err(RedisError::Contended { attempts: TRIES })
+}
+
 impl<'a, A: Algorithm> Part<'a, A> {
     /// The batch reduced to these checks.
     fn batch<'p>(&'p self, whole: &'p Batch<'a, A>) -> Result<Batch<'p, A>> {
@@ -139,7 +160,7 @@ impl<A: Algorithm, M: Mode<A>, C: Connection> Across<'_, A, M, C> {
     /// Runs the batch.
     pub(crate) async fn apply(mut self) -> Result<Verdict> {
         match self.whole.operation() {
-            Op::Acquire | Op::Peek => self.in_waves().await,
+            Op::Acquire | Op::Peek => self.by_records().await,
             Op::Extend => {
                 let unknown = self.unknown_to().await?;
                 if let Some(refusal) = self.unknown_to_all(&unknown) {
@@ -149,7 +170,7 @@ impl<A: Algorithm, M: Mode<A>, C: Connection> Across<'_, A, M, C> {
                 let parts = std::mem::take(&mut self.parts).into_iter();
                 let (known, mut parts) = parts.partition(|_| known.next().unwrap_or_default());
                 self.parts = known;
-                let extended = self.in_waves().await?;
+                let extended = self.by_records().await?;
                 let shown = parts.iter().map(|part| self.untouched(part));
                 let mut verdicts = all_of_lookups(&parts, shown).await?;
                 verdicts.push(extended);
@@ -160,13 +181,35 @@ impl<A: Algorithm, M: Mode<A>, C: Connection> Across<'_, A, M, C> {
         }
     }
 
+    /// [`in_waves`](Self::in_waves), again if a record has changed since the store looked.
+    async fn by_records(&self) -> Result<Verdict> {
+        for _ in 0..TRIES {
+            match self.in_waves().await {
+                Err(error) if error.is_stale() => {}
+                decided => return decided,
+            }
+        }
+        Err(RedisError::Contended { attempts: TRIES })
+    }
+
     /// Asks every slot, and then charges every slot.
     async fn in_waves(&self) -> Result<Verdict> {
         let Self { store, whole, parts, deadline } = self;
         let is_peek = whole.operation() == Op::Peek;
         let asking = if is_peek { *deadline } else { deadline.to_charge() };
         let batches = parts.iter().map(|part| part.batch(whole)).collect::<Result<Vec<_>>>()?;
-        let ask = || batches.iter().map(|batch| M::would_decide(store, batch, asking, true));
+        let looked = batches.iter().map(|batch| M::look(store, batch));
+        let looked = looked.collect::<Result<Vec<_>>>()?;
+        let checks: Vec<_> =
+            looked.iter().zip(&batches).map(|(looked, batch)| looked.checks(batch)).collect();
+        let batches = looked.iter().zip(&batches).zip(&checks);
+        let batches: Vec<_> =
+            batches.map(|((looked, batch), checks)| looked.ruled(batch, checks)).collect();
+        let ask = || {
+            batches.iter().zip(&looked).map(|(batch, looked)| {
+                M::would_decide(store, batch, &looked.premises, asking, true)
+            })
+        };
         if is_peek {
             return self.joined(&mut all_of_lookups(&self.parts, ask()).await?);
         }
@@ -264,7 +307,7 @@ impl<A: Algorithm, M: Mode<A>, C: Connection> Across<'_, A, M, C> {
             if unknown.is_some() {
                 return self.untouched(part).await;
             }
-            M::decide(store, &part.batch(whole)?, *deadline, None).await
+            decide(store, &part.batch(whole)?, *deadline, None).await
         };
         let verdicts = self.all_of(parts.iter().zip(&unknown).map(of_part)).await?;
         Ok(join(parts, &verdicts))
@@ -274,7 +317,7 @@ impl<A: Algorithm, M: Mode<A>, C: Connection> Across<'_, A, M, C> {
     async fn untouched(&self, part: &Part<'_, A>) -> Result<Verdict> {
         let free: Vec<_> = part.checks.iter().map(|check| Check { cost: 0, ..*check }).collect();
         let batch = Batch::new(&free)?.op(Op::Peek).now(self.whole.time());
-        let shown = M::decide(self.store, &batch, self.deadline, None).await?;
+        let shown = decide(self.store, &batch, self.deadline, None).await?;
         let decisions = shown.decisions().iter().zip(&part.checks);
         let decisions =
             decisions.map(|(shown, check)| Decision { cost: check.cost, ..*shown }).collect();
@@ -295,7 +338,7 @@ impl<A: Algorithm, M: Mode<A>, C: Connection> Across<'_, A, M, C> {
         }
         let charging = parts.iter().map(async |part| {
             let batch = part.batch(self.whole)?.denied_elsewhere();
-            M::decide(self.store, &batch, self.deadline, None).await
+            decide(self.store, &batch, self.deadline, None).await
         });
         let charged = all_of_requests(charging).await?;
         let mut decisions = verdict.decisions().to_vec();
@@ -311,7 +354,7 @@ impl<A: Algorithm, M: Mode<A>, C: Connection> Across<'_, A, M, C> {
     async fn unknown_to(&self) -> Result<Vec<Option<Refusal>>> {
         let trying = self.parts.iter().map(async |part| {
             let part = part.batch(self.whole)?;
-            match M::would_decide(self.store, &part, self.deadline, false).await {
+            match M::would_decide(self.store, &part, &[], self.deadline, false).await {
                 Ok(_) => Ok(None),
                 // As on one server: an error only if no slot has a reservation.
                 Err(RedisError::Refused(unknown @ Refusal::UnknownReservation { .. })) => {
@@ -322,7 +365,7 @@ impl<A: Algorithm, M: Mode<A>, C: Connection> Across<'_, A, M, C> {
                 // refused. If the value has disappeared meanwhile, the part is done as requested,
                 // and under an id not twice.
                 Err(RedisError::Corrupt { .. }) if self.whole.operation() != Op::Peek => {
-                    M::decide(self.store, &part, self.deadline, None).await.map(|_| None)
+                    decide(self.store, &part, self.deadline, None).await.map(|_| None)
                 }
                 Err(error) => Err(error),
             }

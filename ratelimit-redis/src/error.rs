@@ -205,6 +205,14 @@ impl RedisError {
         }
     }
 
+    /// Nothing was charged, because a record is another one than the request assumed. The store
+    /// sends it again.
+    pub(crate) const STALE: Self = Self::Contended { attempts: 0 };
+
+    pub(crate) const fn is_stale(&self) -> bool {
+        matches!(self, Self::Contended { attempts: 0 })
+    }
+
     /// The same if `some` of the request may already be done.
     pub(crate) fn after(self, some: bool) -> Self {
         if some { self.in_part() } else { self }

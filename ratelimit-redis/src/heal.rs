@@ -6,7 +6,7 @@ use std::time::Duration;
 use ratelimit_core::{Algorithm, ErrorKind, Limit, Limits, StoreError};
 
 use crate::concurrent::all;
-use crate::connection::Connection;
+use crate::connection::{Argument, Connection};
 use crate::error::{RedisError, Result};
 use crate::store::{Mode, RedisStore, cut};
 
@@ -76,9 +76,10 @@ impl<M, C: Connection> RedisStore<M, C> {
     /// clock is behind. Each locks its key until the clock reaches its time. Cutting one never
     /// admits more than the limit. Requests go on meanwhile: each key is cut in one piece. A state
     /// that holds its key no longer than the limit takes to recover from empty stays as it is. So
-    /// does a bucket under a limit that [accepts](Limit::accepts_up_to) numbers of requests, unless
-    /// its own time is in the future: slower numbers hold a key for longer. It is cut by the
-    /// numbers of the limit.
+    /// does one whose caller has a [record](ratelimit_core::Record) under the limit, and a bucket
+    /// under a limit that [accepts](Limit::accepts_up_to) numbers of requests, unless its own time
+    /// is in the future: slower numbers hold a key for longer. It is cut by the numbers of the
+    /// limit.
     ///
     /// The user needs `+scan` besides the permissions of the mode. Keys that appear, move to
     /// another server or are past `max_keys` during the scan can be missed: run it again.
@@ -139,6 +140,23 @@ impl<M, C: Connection> RedisStore<M, C> {
         Ok(healed)
     }
 
+    /// The state names of limits under which the identifier of a key has a record. Under its
+    /// numbers a state may rightly hold its key for longer.
+    async fn recorded<A: Algorithm>(
+        &self,
+        limits: &Limits<A>,
+        key: &str,
+    ) -> Result<BTreeSet<String>> {
+        let beside = self.inner.keys.records_beside(key);
+        let Some(records) = beside.filter(|_| limits.iter().any(Limit::is_overridable)) else {
+            return Ok(BTreeSet::new());
+        };
+        let words = ["HGETALL", &records].map(Argument::Text);
+        let reply = self.inner.connection.send(&records, &words, self.inner.deadline()).await?;
+        let fields = reply.strings().unwrap_or_default().into_iter().step_by(2);
+        Ok(fields.map(|field| String::from_utf8_lossy(field).into_owned()).collect())
+    }
+
     /// Cuts the states of these limits under a key that are from the future, or only finds them:
     /// the position of each limit that has one, and by how much longer the state would hold its key
     /// than a full limit.
@@ -155,8 +173,10 @@ impl<M, C: Connection> RedisStore<M, C> {
             let keys = M::keys_of(self, limit, "");
             keys.iter().any(|own| self.inner.keys.lie_alike(own, key))
         };
-        let (positions, limits): (Vec<_>, Vec<_>) =
-            limits.iter().enumerate().filter(lies_there).unzip();
+        let recorded = self.recorded(limits, key).await?;
+        let has_none = |(_, limit): &(usize, &Limit<A>)| !recorded.contains(limit.state_name());
+        let limits = limits.iter().enumerate().filter(lies_there).filter(has_none);
+        let (positions, limits): (Vec<_>, Vec<_>) = limits.unzip();
         if limits.is_empty() {
             return Ok(Vec::new());
         }

@@ -65,6 +65,9 @@ pub(crate) struct Keys {
     secret: Option<[u8; blake3::KEY_LEN]>,
 }
 
+/// What stands in the place of the limit in the key of records: with a `#`, so that it is not taken
+/// for states.
+const RECORDS: &str = "#records";
 /// The default prefix of every key.
 const DEFAULT_PREFIX: &str = "rl";
 /// Separates this use of the secret: the same secret gives other hashes elsewhere.
@@ -174,6 +177,24 @@ impl Keys {
         identifier: &str,
     ) -> String {
         self.of_limit(&format!("{limit}#{id}"), identifier)
+    }
+
+    /// The key of an identifier's records. No state name is empty before a `#`.
+    pub(crate) fn of_records(&self, identifier: &str) -> String {
+        self.of_limit(RECORDS, identifier)
+    }
+
+    /// The key of the records of the identifier that another key is of.
+    pub(crate) fn records_beside(&self, key: &str) -> Option<String> {
+        let (_, tagged) = self.parts(key)?;
+        Some(format!("{}:{VERSION}:{RECORDS}:{{{tagged}", self.prefix))
+    }
+
+    /// The identifier whose records these are, if they are records; `Hidden` if it cannot be read.
+    pub(crate) fn read_records(&self, key: &str) -> Option<StoredKey> {
+        let (limit, _) = self.parts(key)?;
+        let shared = (limit == RECORDS).then(|| key.replacen(&format!(":{RECORDS}:"), "::", 1))?;
+        Some(self.read(&shared))
     }
 
     /// The key of a limit whose state is a list. No state name contains `+`.
@@ -332,6 +353,21 @@ mod tests {
         keys.set_secret(b"");
         let message = keys.validate().expect_err("no secret at all").to_string();
         assert!(message.contains("is empty"), "{message}");
+    }
+
+    #[test]
+    fn records_lie_beside_states_and_are_taken_for_none() {
+        for keys in [Keys::default(), tagged(Tag::UpTo('/'))] {
+            let records = keys.of_records("acme/bob");
+            assert_eq!(keys.read(&records), StoredKey::Other);
+            let identifier = StoredKey::Identifier("acme/bob".into());
+            assert_eq!(keys.read_records(&records), Some(identifier));
+            for state in [keys.shared("acme/bob"), keys.of_list("jobs", "acme/bob")] {
+                assert_eq!(keys.records_beside(&state).as_deref(), Some(&*records));
+                assert_eq!(keys.read_records(&state), None);
+            }
+        }
+        assert_eq!(Keys::default().of_records("bob"), "rl:1:#records:{bob}");
     }
 
     fn tagged(tag: Tag) -> Keys {

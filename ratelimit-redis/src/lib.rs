@@ -155,6 +155,7 @@ mod mode;
 mod multi_mode;
 mod native;
 mod program;
+mod records;
 mod reservation;
 mod rounds;
 mod runtime;

@@ -14,6 +14,7 @@ use crate::deadline::Deadline;
 use crate::error::Result;
 use crate::mode::Lua;
 use crate::program::LuaProgram;
+use crate::records::{self, Looked, Premise};
 use crate::store::{Mode, NewestAt, RedisStore, StatesAt, refuse_unsupported};
 
 mod answer;
@@ -34,10 +35,15 @@ impl<A: LuaProgram> Mode<A> for Lua {
     where
         A: 's;
 
+    fn look<C: Connection>(store: &RedisStore<Self, C>, batch: &Batch<'_, A>) -> Result<Looked<A>> {
+        records::look(&store.inner.records, &store.inner.keys, batch)
+    }
+
     // Not `async`, as `Store::apply` is not.
     fn decide<'s, C: Connection>(
         store: &'s RedisStore<Self, C>,
         batch: &'s Batch<'s, A>,
+        premises: &'s [Premise],
         deadline: Deadline,
         mut left: Option<&'s mut Option<Snapshot<A::State>>>,
     ) -> impl Future<Output = Result<Verdict>> + Send {
@@ -46,7 +52,7 @@ impl<A: LuaProgram> Mode<A> for Lua {
             if matches!(batch.operation(), Op::Refund | Op::Force | Op::Adopt) {
                 refuse_unsupported(batch)?;
             }
-            let call = Call::of(&store.inner, batch, deadline)?;
+            let call = Call::of(&store.inner, batch, premises, deadline)?;
             match call.apply_merged(left.as_deref_mut()).await? {
                 Some(verdict) => Ok(verdict),
                 // Rare and large: unboxed, it would enlarge every request's future.
@@ -58,10 +64,11 @@ impl<A: LuaProgram> Mode<A> for Lua {
     async fn would_decide<'s, C: Connection>(
         store: &'s RedisStore<Self, C>,
         batch: &'s Batch<'s, A>,
+        premises: &'s [Premise],
         deadline: Deadline,
         prepares: bool,
     ) -> Result<LuaInSlot<'s, A, C>> {
-        LuaInSlot::of(Call::of(&store.inner, batch, deadline)?, prepares).await
+        LuaInSlot::of(Call::of(&store.inner, batch, premises, deadline)?, prepares).await
     }
 
     async fn read<C: Connection>(

@@ -33,6 +33,7 @@ use crate::deadline::Deadline;
 use crate::error::{LEFT, REMOVED, RedisError, Result, WRONG_TYPE};
 use crate::mode::Multi;
 use crate::native::{MultiProgram, Native, NativeCharge, Storage};
+use crate::records::Premise;
 use crate::store::{InSlot, Inner, Mode, NewestAt, RedisStore, StatesAt, TimesIn, ttl_ms};
 
 mod stored;
@@ -45,12 +46,15 @@ const LATENESS_US: u64 = 1_000_000;
 
 impl<C: Connection> RedisStore<Multi, C> {
     /// Checks that a transaction can decide all of these limits: that each counts attempts, by an
-    /// algorithm whose entries native commands can add.
+    /// algorithm whose entries native commands can add, and looks for no records.
     ///
     /// # Errors
     /// The first limit that it cannot decide, by name, with the remedy.
     pub fn supports<A: MultiProgram>(limits: &Limits<A>) -> Result<()> {
-        limits.iter().try_for_each(|limit| native(limit).map(drop))
+        limits.iter().try_for_each(|limit| {
+            Batch::one(&Check { limit, key: "", cost: 0 }).without_records()?;
+            native(limit).map(drop)
+        })
     }
 
     /// The key on the server of a limit's entries for a caller's key; `None` if no transaction can
@@ -71,6 +75,7 @@ impl<A: MultiProgram> Mode<A> for Multi {
     async fn would_decide<'s, C: Connection>(
         store: &'s RedisStore<Self, C>,
         batch: &'s Batch<'s, A>,
+        _premises: &'s [Premise],
         deadline: Deadline,
         _prepares: bool,
     ) -> Result<MultiRequest<'s, A, C>> {

@@ -4,7 +4,7 @@ use std::borrow::Cow;
 use std::hash::{Hash, Hasher};
 
 use ratelimit_core::algorithm::{Calendar, CalendarWindow};
-use ratelimit_core::{Algorithm, Timestamp};
+use ratelimit_core::{Algorithm, Timestamp, UnendedRecord};
 use smallvec::SmallVec;
 
 use crate::codec::parsed;
@@ -46,6 +46,23 @@ pub trait LuaProgram: Algorithm {
     /// The stored state, or `None` if these twins do not write such a state. `stored` follows the
     /// order of the twins, and at least one of them has stored a value.
     fn decode(&self, stored: &[Option<Stored>]) -> Option<Self::State>;
+
+    /// The numbers as text, in which a [record](ratelimit_core::Record) keeps them: for a built-in
+    /// algorithm such as `gcra 10/s burst 20`. `None`, the default, if there is none: then records
+    /// with numbers are refused.
+    fn numbers_to_text(&self) -> Option<String> {
+        None
+    }
+
+    /// The numbers of such a text, for a record: `None` if it is none.
+    #[must_use]
+    fn numbers_from_text(text: &str) -> Option<UnendedRecord<Self>>
+    where
+        Self: Sized,
+    {
+        let _ = text;
+        None
+    }
 }
 
 /// An algorithm's twin in Lua with the parameters of a limit.
@@ -116,13 +133,14 @@ pub(crate) struct TwinCheck<'a> {
     /// The position of its reservation's key; 0 for none.
     pub(crate) reservation: usize,
     pub(crate) life_us: u64,
+    /// Whether its caller is exempt, so that it is charged nothing.
+    pub(crate) exempt: bool,
 }
 
 impl TwinCheck<'_> {
     /// The same for longer than the batch is there.
     pub(crate) fn to_owned(&self) -> TwinCheck<'static> {
-        let Self { position, twin, field, key, reservation, life_us } = self.clone();
-        TwinCheck { position, twin, field: field.into_owned().into(), key, reservation, life_us }
+        TwinCheck { field: self.field.clone().into_owned().into(), ..self.clone() }
     }
 }
 

@@ -14,10 +14,22 @@ pub(crate) struct Script {
     pub(crate) sha: String,
 }
 
+/// Whether a script first compares what a request assumes about records.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Premises {
+    None,
+    First,
+}
+
 impl Script {
     /// The script of a template with these programs in it.
-    pub(crate) fn new(template: &str, programs: &[&'static Program]) -> Self {
-        let text = without_comments(&with_each(template, programs));
+    pub(crate) fn new(template: &str, programs: &[&'static Program], premises: Premises) -> Self {
+        let first = match premises {
+            Premises::None => "",
+            Premises::First => include_str!("lua/premises.lua"),
+        };
+        let template = template.replace("--[[premises]]", first);
+        let text = without_comments(&with_each(&template, programs));
         let sha = sha1_smol::Sha1::from(&text).digest().to_string();
         Self { text, sha }
     }

@@ -11,11 +11,15 @@ use std::sync::{Arc, LazyLock, Mutex, PoisonError};
 use smallvec::SmallVec;
 
 use crate::program::{BUILT_IN, Program, Twin, TwinCheck};
-use crate::script::{LETTERS, Script};
+use crate::script::{LETTERS, Premises, Script};
 
 /// Returns states, and writes nothing.
 pub(crate) static READ: LazyLock<Script> =
-    LazyLock::new(|| Script::new(include_str!("lua/read.lua"), &[]));
+    LazyLock::new(|| Script::new(include_str!("lua/read.lua"), &[], Premises::None));
+
+/// Puts a record in the place of another.
+pub(crate) static RECORD: LazyLock<Script> =
+    LazyLock::new(|| Script::new(include_str!("lua/record.lua"), &[], Premises::None));
 
 static OF_BUILT_IN: LazyLock<Arc<Texts>> = LazyLock::new(|| Arc::new(Texts::new(Vec::new())));
 
@@ -35,26 +39,50 @@ struct OfUsers {
 #[derive(Debug)]
 pub(crate) struct Texts {
     /// Decides limits whose states are a few numbers.
-    pub(crate) decide: Script,
+    decide: Script,
     /// Decides all others, and does everything else.
-    pub(crate) driver: Script,
+    driver: Script,
+    /// The same of requests that assume something about records.
+    decide_by_records: LazyScript,
+    driver_by_records: LazyScript,
     /// The programs of `decide`, in the order of their letters.
     lettered: Vec<&'static Program>,
     /// The programs of `driver`, in the order of their numbers.
     numbered: Vec<&'static Program>,
 }
 
+/// A script that is made when it is needed.
+type LazyScript = LazyLock<Script, Box<dyn FnOnce() -> Script + Send>>;
+
 impl Texts {
     fn new(users: Vec<&'static Program>) -> Self {
         let all: Vec<_> = BUILT_IN.into_iter().chain(users).collect();
         let of_numbers = all.iter().copied().filter(|program| program.is_of_numbers());
         let lettered: Vec<_> = of_numbers.take(LETTERS.len()).collect();
+        let [decide, driver] = [include_str!("lua/decide.lua"), include_str!("lua/driver.lua")];
+        let later = |template, programs: &[&'static Program]| {
+            let programs = programs.to_vec();
+            let make = move || Script::new(template, &programs, Premises::First);
+            LazyLock::new(Box::new(make) as Box<dyn FnOnce() -> Script + Send>)
+        };
         Self {
-            decide: Script::new(include_str!("lua/decide.lua"), &lettered),
-            driver: Script::new(include_str!("lua/driver.lua"), &all),
+            decide: Script::new(decide, &lettered, Premises::None),
+            driver: Script::new(driver, &all, Premises::None),
+            decide_by_records: later(decide, &lettered),
+            driver_by_records: later(driver, &all),
             lettered,
             numbered: all,
         }
+    }
+
+    /// The script that decides, with or without premises.
+    pub(crate) fn decide(&self, by_records: bool) -> &Script {
+        if by_records { &self.decide_by_records } else { &self.decide }
+    }
+
+    /// The driver, with or without premises.
+    pub(crate) fn driver(&self, by_records: bool) -> &Script {
+        if by_records { &self.driver_by_records } else { &self.driver }
     }
 
     /// The letters of these checks' programs: capital ones for those that charge denied requests
@@ -72,9 +100,10 @@ impl Texts {
     /// `None` if a number does not fit.
     pub(crate) fn layout(&self, checks: &[TwinCheck<'_>]) -> Option<Vec<u8>> {
         let mut layout = Vec::with_capacity(6 * checks.len());
-        for TwinCheck { twin, key, reservation, .. } in checks {
+        for TwinCheck { twin, key, reservation, exempt, .. } in checks {
             let place = self.numbered.iter().position(|known| known.name == twin.program.name)?;
-            for number in [2 * place + usize::from(twin.attempts), *key, *reservation] {
+            let kind = 4 * place + 2 * usize::from(*exempt) + usize::from(twin.attempts);
+            for number in [kind, *key, *reservation] {
                 layout.extend(u16::try_from(number).ok()?.to_be_bytes());
             }
         }

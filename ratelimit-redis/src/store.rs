@@ -19,6 +19,7 @@ use crate::deadline::Deadline;
 use crate::error::{LEFT, RedisError, Result, WRONG_TYPE};
 use crate::key::Keys;
 use crate::mode::{Lua, Sealed};
+use crate::records::{KnownRecords, Looked, Premise};
 use crate::reservation;
 use crate::runtime::StoreRuntime;
 use crate::script::Script;
@@ -70,6 +71,8 @@ pub(crate) struct Inner<C> {
     pub(crate) keys: Keys,
     pub(crate) cross_slot: CrossSlot,
     pub(crate) scripts: Scripts,
+    /// Used by the Lua mode.
+    pub(crate) records: KnownRecords,
     /// Used by the compare-and-set mode.
     pub(crate) turns: Turns,
     /// Used by the Lua mode; `None` if it does not merge.
@@ -223,18 +226,30 @@ pub trait Mode<A: Algorithm = AnyAlgorithm>: Sealed + Sized {
     where
         A: 's;
 
-    /// Decides a batch whose keys all lie on one server, and notes the states that it left where
-    /// that is asked for and known.
+    /// How the checks of a batch stand, as far as this process knows, and what that assumes. A mode
+    /// without records refuses a batch that looks for some.
+    #[doc(hidden)]
+    fn look<C: Connection>(
+        _store: &RedisStore<Self, C>,
+        batch: &Batch<'_, A>,
+    ) -> Result<Looked<A>> {
+        batch.without_records()?;
+        Ok(Looked::NOTHING)
+    }
+
+    /// Decides a batch whose keys all lie on one server, by what it assumes, and notes the states
+    /// that it left where that is asked for and known.
     #[doc(hidden)]
     #[must_use]
     fn decide<'s, C: Connection>(
         store: &'s RedisStore<Self, C>,
         batch: &'s Batch<'s, A>,
+        premises: &'s [Premise],
         deadline: Deadline,
         _left: Option<&'s mut Option<Snapshot<A::State>>>,
     ) -> impl Future<Output = Result<Verdict>> + Send {
         async move {
-            let mut slot = Self::would_decide(store, batch, deadline, true).await?;
+            let mut slot = Self::would_decide(store, batch, premises, deadline, true).await?;
             slot.charge().await?;
             Ok(slot.verdict().clone())
         }
@@ -246,6 +261,7 @@ pub trait Mode<A: Algorithm = AnyAlgorithm>: Sealed + Sized {
     fn would_decide<'s, C: Connection>(
         store: &'s RedisStore<Self, C>,
         batch: &'s Batch<'s, A>,
+        premises: &'s [Premise],
         deadline: Deadline,
         prepares: bool,
     ) -> impl Future<Output = Result<Self::InSlot<'s, C>>> + Send;
@@ -484,6 +500,7 @@ impl<M, C: Connection> RedisStore<M, C> {
             keys,
             cross_slot,
             scripts: Scripts::default(),
+            records: KnownRecords::default(),
             turns: Turns::default(),
             deadline,
             clock,

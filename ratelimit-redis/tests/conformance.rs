@@ -7,7 +7,7 @@ use std::sync::OnceLock;
 
 use ratelimit_core::algorithm::AnyState;
 use ratelimit_testkit::{
-    Capability, Harness, conformance, failed_once, limit_in_words, regression,
+    Capability, Harness, conformance, failed_once, limit_in_words, record_conformance, regression,
 };
 
 #[path = "common/mod.rs"]
@@ -114,6 +114,8 @@ mod by_redis {
     conformance_on!(redis_standalone_multi, StandaloneMulti, "redis", false, MANY, Multi, RedisStore::builder().multi(), Capability::INCREMENT_FIRST);
     conformance_on!(redis_cluster_lua, ClusterLua, "redis", true, FEW, Lua, RedisStore::builder(), &[], batches);
     conformance_on!(redis_cluster_cas, ClusterCas, "redis", true, FEW, Cas, RedisStore::builder().cas(), &[], batches);
+    record_conformance!(redis_standalone_records, StandaloneLua);
+    record_conformance!(redis_cluster_records, ClusterLua);
     conformance_on!(redis_cluster_multi, ClusterMulti, "redis", true, FEW, Multi, RedisStore::builder().multi(), Capability::INCREMENT_FIRST, batches);
 }
 
@@ -127,6 +129,7 @@ mod by_fred {
     conformance_on!(fred_standalone_multi, StandaloneMulti, "fred", false, FEW, Multi, RedisStore::builder().multi(), Capability::INCREMENT_FIRST, batches);
     conformance_on!(fred_cluster_lua, ClusterLua, "fred", true, FEW, Lua, RedisStore::builder(), &[], batches);
     conformance_on!(fred_cluster_cas, ClusterCas, "fred", true, FEW, Cas, RedisStore::builder().cas(), &[], batches);
+    record_conformance!(fred_cluster_records, ClusterLua);
     conformance_on!(fred_cluster_multi, ClusterMulti, "fred", true, FEW, Multi, RedisStore::builder().multi(), Capability::INCREMENT_FIRST, batches);
 }
 

@@ -5,10 +5,12 @@ use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher, Hash};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use ratelimit_core::algorithm::Write;
-use ratelimit_core::store::{Batch, Check, Now, Reservation, States, decide};
+use ratelimit_core::store::{
+    Batch, Check, Now, RecordStore, Reservation, Standing, States, decide,
+};
 use ratelimit_core::{
-    Algorithm, AnyAlgorithm, Clock, Limit, ManualClock, Refusal, ReservationId, Store, Timestamp,
-    Verdict,
+    Algorithm, AnyAlgorithm, Clock, Limit, ManualClock, Record, Refusal, ReservationId, Store,
+    Timestamp, Verdict,
 };
 
 use crate::trace::TraceRequest;
@@ -22,6 +24,7 @@ type StateKey = (String, String);
 #[derive(Debug)]
 pub struct PureStore<A: Algorithm = AnyAlgorithm> {
     contents: Mutex<PureContents<A::State>>,
+    records: Mutex<HashMap<StateKey, Record<A>>>,
     clock: ManualClock,
 }
 
@@ -37,7 +40,11 @@ impl<A: Algorithm> PureStore<A> {
     #[must_use]
     pub fn new() -> Self {
         let contents = PureContents { states: HashMap::new(), reservations: HashMap::new() };
-        Self { contents: Mutex::new(contents), clock: ManualClock::default() }
+        Self {
+            contents: Mutex::new(contents),
+            records: Mutex::default(),
+            clock: ManualClock::default(),
+        }
     }
 
     /// The store's own clock.
@@ -82,7 +89,19 @@ impl<A: Algorithm> PureStore<A> {
         };
         let mut view =
             PureView { keys: keys(batch), id: batch.reservation_id(), contents: &mut contents };
-        decide(batch, now, &mut view)
+        let records = self.records();
+        let standing = |check: &Check<'_, A>| {
+            let record = records.get(&key_of(check.limit, check.key));
+            check.limit.standing(record.filter(|_| check.limit.is_overridable()), now)
+        };
+        let standings: Vec<Standing<A>> = batch.checks().iter().map(standing).collect();
+        let checks = batch.checks_by(&standings);
+        decide(&batch.with_checks(&checks).standing_so(&standings), now, &mut view)
+    }
+
+    /// Locked after the contents.
+    fn records(&self) -> MutexGuard<'_, HashMap<StateKey, Record<A>>> {
+        self.records.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The answer to a request of a trace.
@@ -104,8 +123,11 @@ impl<A: Algorithm> Default for PureStore<A> {
 }
 
 fn keys<A: Algorithm>(batch: &Batch<'_, A>) -> Vec<StateKey> {
-    let key = |check: &Check<'_, A>| (check.limit.state_name().to_owned(), check.key.to_owned());
-    batch.checks().iter().map(key).collect()
+    batch.checks().iter().map(|check| key_of(check.limit, check.key)).collect()
+}
+
+fn key_of<A: Algorithm>(limit: &Limit<A>, key: &str) -> StateKey {
+    (limit.state_name().to_owned(), key.to_owned())
 }
 
 /// A hash of these values that ignores their order.
@@ -157,7 +179,8 @@ impl<S> States<S> for PureView<'_, S> {
 impl<A: Algorithm> Clone for PureStore<A> {
     fn clone(&self) -> Self {
         let contents = Mutex::new(self.contents().clone());
-        Self { contents, clock: ManualClock::new(self.clock.now()) }
+        let records = Mutex::new(self.records().clone());
+        Self { contents, records, clock: ManualClock::new(self.clock.now()) }
     }
 }
 
@@ -166,6 +189,33 @@ impl<A: Algorithm> Store<A> for PureStore<A> {
 
     async fn apply(&self, batch: &Batch<'_, A>) -> Result<Verdict, Refusal> {
         self.decide(batch)
+    }
+}
+
+impl<A: Algorithm + PartialEq> RecordStore<A> for PureStore<A> {
+    async fn record(&self, limit: &Limit<A>, key: &str) -> Result<Option<Record<A>>, Refusal> {
+        let record = self.records().get(&key_of(limit, key)).cloned();
+        Ok(record.filter(|record| record.stands_at(self.clock.now())))
+    }
+
+    async fn exchange_record(
+        &self,
+        limit: &Limit<A>,
+        key: &str,
+        standing: Option<&Record<A>>,
+        next: Option<&Record<A>>,
+    ) -> Result<bool, Refusal> {
+        limit.takes_records()?;
+        let (mut records, key) = (self.records(), key_of(limit, key));
+        let stands = records.get(&key).filter(|record| record.stands_at(self.clock.now()));
+        if stands != standing {
+            return Ok(false);
+        }
+        match next {
+            Some(next) => drop(records.insert(key, next.clone())),
+            None => drop(records.remove(&key)),
+        }
+        Ok(true)
     }
 }
 

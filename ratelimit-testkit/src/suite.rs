@@ -112,11 +112,16 @@ const MAX_SHRINK_MS: u32 = 20_000;
 /// A harness with fewer cases has a slow store and gets shorter traces at the store's own time.
 const MANY_CASES: u32 = 64;
 
+/// How many cases are tried: so many, unless the environment asks for others.
+pub(crate) fn cases(cases: u32) -> u32 {
+    let more = std::env::var("PROPTEST_CASES").ok().and_then(|cases| cases.parse().ok());
+    more.unwrap_or(cases)
+}
+
 /// The configuration of a test that persists its failing cases under this path.
 pub(crate) fn config(cases: u32, regressions: &'static str) -> Config {
-    let more = std::env::var("PROPTEST_CASES").ok().and_then(|cases| cases.parse().ok());
     Config {
-        cases: more.unwrap_or(cases),
+        cases: self::cases(cases),
         failure_persistence: Some(Box::new(FileFailurePersistence::Direct(regressions))),
         max_shrink_iters: MAX_SHRINK_ITERS,
         max_shrink_time: MAX_SHRINK_MS,

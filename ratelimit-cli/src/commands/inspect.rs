@@ -3,7 +3,7 @@
 use std::fmt::Write;
 
 use ratelimit_core::algorithm::{AnyState, BucketCount, LoggedCost, LoggedRequest};
-use ratelimit_core::store::Op;
+use ratelimit_core::store::{Op, RecordStore as _};
 use ratelimit_core::{Algorithm, AnyAlgorithm, Decision, Limit, Timestamp};
 use serde::Serialize;
 use serde_json::{Value, json};
@@ -28,6 +28,9 @@ struct StoredLimit<'l> {
     told: Told,
     /// By the field names of the algorithm's state; null for nothing.
     state: Value,
+    /// The record of the caller, if one stands.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    record: Option<Value>,
 }
 
 pub(super) fn run(InspectArgs { caller: args, own }: &InspectArgs) -> Result<u8, Failure> {
@@ -54,12 +57,22 @@ pub(super) fn run(InspectArgs { caller: args, own }: &InspectArgs) -> Result<u8,
                 (super::check::sentence(limit, &decision, account.owed), described(&state));
             // Writing into memory cannot fail.
             let _ = writeln!(text, "  {told}\n    stored: {stored}");
+            let record = if limit.is_overridable() {
+                store.record(limit, key).await.map_err(&failed)?
+            } else {
+                None
+            };
+            if let Some(record) = &record {
+                let _ = writeln!(text, "    record: {}", super::record::described(record));
+            }
+            let record = record.as_ref().map(super::record::fields);
             let (name, shadow) = (limit.name(), limit.is_shadow());
             found.push(StoredLimit {
                 name,
                 shadow,
                 told: Told::new(&decision, account, false),
                 state,
+                record,
             });
         }
         let absent = found.iter().filter(|found| found.state.is_null()).map(|found| found.name);

@@ -4,8 +4,8 @@ use std::borrow::Cow;
 use std::time::Duration;
 
 use percent_encoding::percent_decode_str;
-use ratelimit_core::store::{Batch, Check, Op};
-use ratelimit_core::{AnyAlgorithm, Limit, Limits, Store, Verdict};
+use ratelimit_core::store::{Batch, Check, Op, RecordStore};
+use ratelimit_core::{AnyAlgorithm, Limit, Limits, Record, Refusal, Store, Verdict};
 use ratelimit_redis::{Cas, Lua, Multi, RedisError, RedisStore, RedisUrl, Tag};
 
 use crate::args::CallerArgs;
@@ -101,6 +101,38 @@ impl Store<AnyAlgorithm> for Remote {
 
     async fn apply(&self, batch: &Batch<'_, AnyAlgorithm>) -> Result<Verdict, RedisError> {
         in_each_mode!(self, store => store.apply(batch).await)
+    }
+}
+
+/// Only scripts read records in the step that decides.
+impl RecordStore<AnyAlgorithm> for Remote {
+    async fn record(
+        &self,
+        limit: &Limit<AnyAlgorithm>,
+        key: &str,
+    ) -> Result<Option<Record<AnyAlgorithm>>, RedisError> {
+        self.with_records(limit)?.record(limit, key).await
+    }
+
+    async fn exchange_record(
+        &self,
+        limit: &Limit<AnyAlgorithm>,
+        key: &str,
+        standing: Option<&Record<AnyAlgorithm>>,
+        next: Option<&Record<AnyAlgorithm>>,
+    ) -> Result<bool, RedisError> {
+        self.with_records(limit)?.exchange_record(limit, key, standing, next).await
+    }
+}
+
+impl Remote {
+    fn with_records(&self, limit: &Limit<AnyAlgorithm>) -> Result<&RedisStore<Lua>, RedisError> {
+        match self {
+            Self::Lua(store) => Ok(store),
+            Self::Cas(_) | Self::Multi(_) => {
+                Err(Refusal::NoRecords { limit: limit.name().to_owned() }.into())
+            }
+        }
     }
 }
 

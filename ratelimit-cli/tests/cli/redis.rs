@@ -232,3 +232,50 @@ fn an_unreachable_redis_is_reported_within_two_seconds_without_the_password_and_
     let ran = scene.replay(&["--store", "rediss://:secret@h:1?tls-ca=none.pem", "input"]).exits(2);
     ran.says(&["--store rediss://h:1: ", "cannot read none.pem"]).lacks("secret");
 }
+
+#[test]
+fn records_of_a_caller_are_set_shown_listed_and_cleared_with_a_line_for_the_log() {
+    let server = RedisServer::start().expect("a server");
+    let scene = Scene::new(&limit("api", "user", "gcra 10/s", "burst = 20\noverridable = true"));
+    let url = server.url();
+    let run = |command: &[&str]| {
+        let policy = ["--policy", "policy.toml", "--store", &url];
+        scene.run(&[&["record"], command, &policy].concat())
+    };
+    let alice = ["user=alice", "--limit", "api", "--by", "ops"];
+    let set = |change: &[&str]| run(&[&["set"], &alice[..], change].concat());
+    set(&["--numbers", "100/s burst 200", "--for", "2h"])
+        .exits(0)
+        .says(&["user=alice under api: gcra 100/s burst 200 until ", "by ops (before: none)"]);
+    let check = |code| scene.command("check", &["user=alice", "--store", &url]).exits(code);
+    check(0).says(&["199"]);
+    set(&["--blocked", "--forever"]).exits(2).says(&["--replace", "api"]);
+    set(&["--blocked", "--forever", "--replace"]).exits(0).says(&["blocked for ever"]);
+    check(1);
+    scene.command("inspect", &["user=alice", "--store", &url]).says(&["record: blocked for ever"]);
+    run(&["get", "user=alice"]).says(&["1 record", "api: blocked for ever"]);
+    run(&["get", "user=bob"]).says(&["0 records"]);
+    run(&["list"]).says(&["\"alice\" under api: blocked for ever", "1 record"]);
+    let line = &run(&["list", "--json"]).exits(0).json()[0];
+    let record = json!({ "numbers": null, "blocked": true, "exempt": false, "until_us": null });
+    assert_eq!((&line["value"], &line["record"]), (&json!("alice"), &record));
+    scene.command("reset", &["user=alice", "--store", &url]).exits(0);
+    check(1);
+    run(&[&["clear"], &alice[..]].concat()).says(&["none by ops (before: blocked for ever)"]);
+    check(0);
+    for (change, due) in [
+        (&["--blocked"][..], "--forever"),
+        (&["--numbers", "fast", "--forever"], "--numbers"),
+        (&["--exempt", "--until", "2020-01-01T00:00:00Z"], "later --until"),
+        (&["--exempt", "--blocked", "--forever"], "cannot be used"),
+    ] {
+        set(change).exits(2).says(&[due]);
+    }
+    let cas = format!("{url}?mode=cas");
+    let refused = [
+        &["record", "set"],
+        &alice[..],
+        &["--exempt", "--forever", "--policy", "policy.toml", "--store", &cas],
+    ];
+    scene.run(&refused.concat()).exits(2).says(&["api", "mode lua"]);
+}

@@ -28,9 +28,19 @@ impl fmt::Display for AnyAlgorithm {
 }
 
 impl AnyAlgorithm {
-    /// The same algorithm at these numbers; of a calendar in the same zone and from the same anchor
-    /// on, if the text names none.
-    pub(crate) fn at_numbers(&self, numbers: &str) -> Result<Self, ConfigError> {
+    /// The same algorithm at these numbers, without its name; of a calendar in the same zone and
+    /// from the same anchor on, if the text names none.
+    ///
+    /// ```
+    /// use ratelimit_core::AnyAlgorithm;
+    /// let policy: AnyAlgorithm = "gcra 10/s burst 20".parse()?;
+    /// assert_eq!(policy.at_numbers("100/s burst 200")?, "gcra 100/s burst 200".parse()?);
+    /// # Ok::<(), ratelimit_core::ConfigError>(())
+    /// ```
+    ///
+    /// # Errors
+    /// Numbers that are none of the algorithm.
+    pub fn at_numbers(&self, numbers: &str) -> Result<Self, ConfigError> {
         let calendar = match self {
             Self::FixedWindow(window) => window.calendar().map(ToString::to_string),
             _ => None,

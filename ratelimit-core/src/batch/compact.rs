@@ -32,7 +32,7 @@ pub fn decide_compact<A: InMemory>(
     now: Timestamp,
     states: &mut impl CompactStates,
 ) -> Option<Verdict> {
-    if !batch.is_plain() || now == Timestamp::MAX {
+    if !batch.is_plain() || batch.has_standings() || now == Timestamp::MAX {
         return None;
     }
     let mut decisions = Vec::with_capacity(batch.checks.len());

@@ -6,6 +6,7 @@ use super::{Batch, Check, Now};
 use crate::algorithms::{Algorithm, Step, Write};
 use crate::decision::{Account, Decision, Verdict};
 use crate::op::Op;
+use crate::record::Standing;
 use crate::refusal::Refusal;
 use crate::reservation::{Reservation, ReservationId};
 use crate::timestamp::Timestamp;
@@ -45,6 +46,13 @@ struct Charge {
     charged: Option<u64>,
 }
 
+impl Charge {
+    /// That of a check that charges nothing.
+    fn none<A: Algorithm>(check: &Check<'_, A>) -> Self {
+        Self { forgiven: 0, charged: check.limit.warns_at_percent().map(|_| 0) }
+    }
+}
+
 /// What a check knows about the id of its batch.
 enum IdState {
     /// Nothing: the operation is new.
@@ -78,6 +86,7 @@ pub fn decide<A: Algorithm>(
     if let [check] = batch.checks
         && batch.id.is_none()
         && !batch.denied_elsewhere
+        && !batch.has_standings()
     {
         let state = states.get(0);
         let Step { decision, mut write } = batch.step(check, state, now)?;
@@ -111,7 +120,7 @@ fn decide_several<A: Algorithm>(
     {
         if all_allowed {
             batch.annotate(check, &mut step.write);
-        } else if check.limit.counts_attempts() {
+        } else if check.limit.counts_attempts() && !batch.is_spared(position) {
             batch.annotate(check, &mut step.write);
             if step.decision.allowed {
                 let after = step.write.after(states.get(position));
@@ -181,7 +190,7 @@ fn extend_reservation<A: Algorithm>(
 }
 
 /// The decision of a check that charges nothing, for its cost.
-fn decide_without_charge<A: Algorithm>(
+pub(super) fn decide_without_charge<A: Algorithm>(
     check: &Check<'_, A>,
     state: Option<&A::State>,
     now: Timestamp,
@@ -198,10 +207,9 @@ impl<A: Algorithm> Batch<'_, A> {
     ) -> Result<Steps<A::State>, Refusal> {
         let checks = self.checks.iter().enumerate();
         let Some(id) = self.id else {
-            let step = |(position, check): (usize, &Check<'_, A>)| {
-                let state = states.get(position);
-                let step = self.step(check, state, now)?;
-                Ok((step, self.charge(check, 0, state, now), None))
+            let step = |(position, _): (usize, &Check<'_, A>)| {
+                let (step, charge, _) = self.step_new(position, states.get(position), now)?;
+                Ok((step, charge, None))
             };
             return checks.map(step).collect();
         };
@@ -233,20 +241,20 @@ impl<A: Algorithm> Batch<'_, A> {
             }
             let state = states.get(position);
             let at = algorithm.charged_at(state, now);
-            let nothing =
-                || Charge { forgiven: 0, charged: check.limit.warns_at_percent().map(|_| 0) };
             let (step, charge, left) = match about {
                 IdState::Done | IdState::Unknown => {
                     let decision = decide_without_charge(check, state, now);
-                    (Step { decision, write: Write::Keep }, nothing(), None)
+                    (Step { decision, write: Write::Keep }, Charge::none(check), None)
                 }
                 IdState::New => {
-                    let step = self.step(check, state, now)?;
-                    let charge = self.charge(check, 0, state, now);
+                    let (step, charge, is_spared) = self.step_new(position, state, now)?;
                     // An acquired charge can be settled later; any other operation counts as
                     // settled.
                     let new = if self.op != Op::Acquire {
                         Reservation::new(at, check.cost).settled_at(check.cost, now, life_us, false)
+                    } else if is_spared {
+                        // Nothing is charged, so nothing can be given back.
+                        Reservation { counts: 0, ..Reservation::new(at, check.cost) }
                     } else if step.decision.allowed {
                         algorithm.record(state, now, check.cost, None)
                     } else {
@@ -259,7 +267,11 @@ impl<A: Algorithm> Batch<'_, A> {
                     let moved = matches!(step.write, Write::Put { .. });
                     let timestamp = if moved { at } else { reservation.timestamp };
                     let since = at.max(reservation.since);
-                    (step, nothing(), Some(Reservation { timestamp, since, ..reservation }))
+                    (
+                        step,
+                        Charge::none(check),
+                        Some(Reservation { timestamp, since, ..reservation }),
+                    )
                 }
                 IdState::Reserved(reservation) if self.op == Op::Extend => {
                     let more = check.cost.saturating_sub(reservation.cost);
@@ -267,18 +279,19 @@ impl<A: Algorithm> Batch<'_, A> {
                         let limit = check.limit.name().into();
                         return Err(Refusal::Unsupported { limit, op: self.op });
                     }
-                    let step = algorithm.step(state, now, more).costing(check.cost);
-                    (
-                        step,
-                        self.charge(check, reservation.cost, state, now),
-                        Some(extend_reservation(reservation, (state, check, more), (now, at))),
-                    )
+                    let by_record = self.step_by_record(position, state, now);
+                    let (step, more, charge) = if let Some(step) = by_record {
+                        // What it does not charge stays out of the reservation.
+                        (step, 0, Charge::none(check))
+                    } else {
+                        let step = algorithm.step(state, now, more).costing(check.cost);
+                        (step, more, self.charge(check, reservation.cost, state, now))
+                    };
+                    let left = extend_reservation(reservation, (state, check, more), (now, at));
+                    (step, charge, Some(left))
                 }
                 IdState::Reserved(reservation) => {
-                    let step = algorithm.settle(state, now, &reservation, check.cost).ok_or_else(
-                        || Refusal::CannotReserve { limit: check.limit.name().into() },
-                    )?;
-                    let charge = self.charge(check, reservation.cost, state, now);
+                    let (step, charge) = self.settle(position, state, now, &reservation)?;
                     let once = self.settled_once;
                     (step, charge, Some(reservation.settled_at(check.cost, now, life_us, once)))
                 }
@@ -291,6 +304,45 @@ impl<A: Algorithm> Batch<'_, A> {
         let first = || self.checks.first().map(|check| check.limit.name());
         let limit = ended_lease.or_else(first).map(Into::into);
         Err(Refusal::UnknownReservation { limit, id })
+    }
+
+    /// The step of a check that was not done before; what it charges; and whether that is nothing
+    /// because its caller's record decided.
+    fn step_new(
+        &self,
+        position: usize,
+        state: Option<&A::State>,
+        now: Timestamp,
+    ) -> Result<(Step<A::State>, Charge, bool), Refusal> {
+        let check = &self.checks[position];
+        if let Some(step) = self.step_by_record(position, state, now) {
+            return Ok((step, Charge::none(check), true));
+        }
+        let step = self.step(check, state, now)?;
+        Ok((step, self.charge(check, 0, state, now), false))
+    }
+
+    /// The settlement of a reservation, and what it charges. An exempt caller is charged no more
+    /// than was reserved.
+    fn settle(
+        &self,
+        position: usize,
+        state: Option<&A::State>,
+        now: Timestamp,
+        reservation: &Reservation,
+    ) -> Result<(Step<A::State>, Charge), Refusal> {
+        let (check, is_exempt) =
+            (&self.checks[position], matches!(self.standing(position), Standing::Exempt));
+        let most = if is_exempt { reservation.cost } else { u64::MAX };
+        let step = check.limit.algorithm().settle(state, now, reservation, check.cost.min(most));
+        let step =
+            step.ok_or_else(|| Refusal::CannotReserve { limit: check.limit.name().into() })?;
+        let charge = if is_exempt {
+            Charge::none(check)
+        } else {
+            self.charge(check, reservation.cost, state, now)
+        };
+        Ok((step.costing(check.cost), charge))
     }
 
     /// What the check knows about the id, from its live reservation.

@@ -51,7 +51,7 @@ fn a_policy_keeps_the_order_the_burst_and_the_identifiers() {
 const RELEASED: &str = "\
 burst/gcra: gcra 10/s burst 20 debt 5, by ip user, required, outage open
 tokens/gcra: token-bucket 7/5m burst 9 count attempts, max token-bucket 14/m burst 90, when method = \"POST\" and not path = \"/health\" or \"/assets/*\", shadow, outage closed
-daily/fixed-window/1d: fixed-window 1000/d debt 100, by user, outage local, warns at 80%
+daily/fixed-window/1d: fixed-window 1000/d debt 100, overridable, by user, outage local, warns at 80%
 monthly/fixed-window/month(Europe.Berlin.15): fixed-window 1000/month zone Europe/Berlin anchor 15 debt 100
 weekly/fixed-window/week(UTC.sunday): fixed-window 50/week anchor sunday
 first/first-request-window/1h: first-request-window 5/h
@@ -73,6 +73,7 @@ fn the_documents_of_a_release_mean_what_they_meant() {
         assert_eq!(algorithm.parse::<AnyAlgorithm>().as_ref(), Ok(limit.algorithm()));
         let attempts = if limit.counts_attempts() { " count attempts" } else { "" };
         let max = limit.max().map_or(String::new(), |max| format!(", max {max}"));
+        let overridable = if limit.is_overridable() { ", overridable" } else { "" };
         let names: Vec<_> = limit.identifier_names().collect();
         let by = if names.is_empty() { String::new() } else { format!(", by {}", names.join(" ")) };
         let when = limit.describe_conditions();
@@ -82,7 +83,7 @@ fn the_documents_of_a_release_mean_what_they_meant() {
         let outage = limit.outage().map_or(String::new(), |to| format!(", outage {}", to.name()));
         let warns = limit.warns_at_percent();
         let warns = warns.map_or(String::new(), |percent| format!(", warns at {percent}%"));
-        let settings = format!("{max}{by}{when}{required}{shadow}{outage}{warns}");
+        let settings = format!("{max}{overridable}{by}{when}{required}{shadow}{outage}{warns}");
         format!("{}: {algorithm}{attempts}{settings}", limit.state_name())
     });
     assert_eq!(told.collect::<Vec<_>>().join("\n"), RELEASED);
@@ -290,6 +291,7 @@ const ANY: &[Values] = &[
     ("when", &[None, Some("{ path = '/a' }"), Some("{ not = { path = ['/a', '/b*'] } }")]),
     ("required", &[None, Some("true")]),
     ("shadow", &[None, Some("true")]),
+    ("overridable", &[None, Some("true")]),
     ("on_outage", &[None, Some("'open'")]),
     ("warn", &[None, Some("'80%'")]),
     ("count", &[None, Some("'admitted'"), Some("'attempts'")]),
@@ -324,6 +326,7 @@ const WRONG: &[(&str, &str)] = &[
     ("when", "{ path = 1 }"),
     ("required", "1"),
     ("shadow", "'no'"),
+    ("overridable", "'no'"),
     ("on_outage", "'shut'"),
     ("warn", "'0%'"),
     ("count", "'all'"),
@@ -411,8 +414,9 @@ proptest! {
                 prop_assert_eq!(names.len(), if of("key").is_some() { 2 } else { 0 });
                 prop_assert_eq!(limit.conditions().len(), usize::from(of("when").is_some()));
                 let warns = limit.warns_at_percent().is_some_and(|percent| percent.get() == 80);
-                let given = [limit.is_required(), limit.is_shadow(), limit.outage().is_some(), warns];
-                let names = ["required", "shadow", "on_outage", "warn"];
+                let looks = limit.is_overridable();
+                let given = [limit.is_required(), limit.is_shadow(), looks, limit.outage().is_some(), warns];
+                let names = ["required", "shadow", "overridable", "on_outage", "warn"];
                 prop_assert_eq!(given, names.map(|name| of(name).is_some()));
             }
             (Err(_), Err(_)) => {}

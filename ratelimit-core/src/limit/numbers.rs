@@ -1,4 +1,4 @@
-//! What a limit accepts of a request that brings numbers of its own.
+//! At which other numbers a limit decides: those of a request, or of a record of its caller.
 
 use alloc::boxed::Box;
 
@@ -14,7 +14,7 @@ const NO_MAX: Unaccepted = "it accepts no numbers of a request; give it the larg
 const OTHER_STATES: Unaccepted = "they are of another algorithm or window than the limit; only rate, burst, count and debt may differ";
 const TOO_LARGE: Unaccepted = "they are larger than the limit accepts; stay within its max";
 const OWED_ATTEMPTS: Unaccepted = "they have a debt, and the limit counts attempts, so that denied requests would be owed; leave it out";
-const OLD_LIMIT: Unaccepted = "the key, count, shadow or on_outage of the limit has changed since they were built; build \
+const OLD_LIMIT: Unaccepted = "the key, count, shadow, overridable or on_outage of the limit has changed since they were built; build \
                                them from the limits in force";
 
 impl<A: Algorithm> Limit<A> {
@@ -60,8 +60,43 @@ impl<A: Algorithm> Limit<A> {
     /// # Errors
     /// Numbers that it does not accept: of another algorithm or window, or larger than its `max`.
     pub fn with_numbers(&self, numbers: A) -> Result<Self, ConfigError> {
+        let own = self.renumbered(numbers)?;
+        self.accepts(&own).map_err(|why| self.refuses_numbers(why))?;
+        Ok(own)
+    }
+
+    /// The same limit, which looks for a [record](crate::Record) of its caller with each decision.
+    /// All other limits ignore records, and refuse to have one set.
+    ///
+    /// ```
+    /// use ratelimit_core::{Gcra, Limit};
+    /// let api = Limit::new("api", Gcra::per_second(10).build()?)?.overridable();
+    /// assert!(api.is_overridable());
+    /// # Ok::<(), ratelimit_core::ConfigError>(())
+    /// ```
+    #[must_use]
+    pub const fn overridable(mut self) -> Self {
+        self.overridable = true;
+        self
+    }
+
+    /// Whether it looks for a [record](crate::Record) of its caller.
+    #[inline]
+    #[must_use]
+    pub const fn is_overridable(&self) -> bool {
+        self.overridable
+    }
+
+    /// The limit at the numbers of a [record](crate::Record), which its `max` does not bind.
+    pub(crate) fn at_numbers(&self, numbers: A) -> Result<Self, ConfigError> {
+        let own = self.renumbered(numbers)?;
+        self.can_decide_by(&own).map_err(|why| self.refuses_numbers(why))?;
+        Ok(own)
+    }
+
+    fn renumbered(&self, numbers: A) -> Result<Self, ConfigError> {
         let state_name = state_name(&self.name, &numbers)?;
-        let own = Self {
+        Ok(Self {
             name: self.name.clone(),
             fingerprint: fingerprint(&state_name),
             state_name,
@@ -70,10 +105,22 @@ impl<A: Algorithm> Limit<A> {
             max: None,
             algorithm: numbers,
             ..*self
-        };
-        let refused = |why| ConfigError::new(alloc::format!("its other numbers: {why}"));
-        self.accepts(&own).map_err(|why| refused(why).in_limit(&*self.name))?;
-        Ok(own)
+        })
+    }
+
+    fn refuses_numbers(&self, why: Unaccepted) -> ConfigError {
+        ConfigError::new(alloc::format!("its other numbers: {why}")).in_limit(&*self.name)
+    }
+
+    /// Whether this limit of its name reads and writes its states.
+    fn can_decide_by(&self, own: &Self) -> Result<(), Unaccepted> {
+        if own.fingerprint != self.fingerprint {
+            Err(OTHER_STATES)
+        } else if self.counts_attempts && own.algorithm.debt() > 0 {
+            Err(OWED_ATTEMPTS)
+        } else {
+            Ok(())
+        }
     }
 
     /// Whether it accepts this limit of its name, which was made of it or of an earlier version.
@@ -81,17 +128,14 @@ impl<A: Algorithm> Limit<A> {
         let Some(max) = &self.max else { return Err(NO_MAX) };
         // The limit in force says to whom it applies. A changed threshold of a warning counts once
         // the numbers are built anew.
-        let settings = |of: &Self| (of.shadow, of.counts_attempts, of.on_outage);
+        let settings = |of: &Self| (of.shadow, of.counts_attempts, of.overridable, of.on_outage);
         if own.fingerprint != self.fingerprint {
-            Err(OTHER_STATES)
-        } else if settings(own) != settings(self) || own.identifier_names != self.identifier_names {
-            Err(OLD_LIMIT)
-        } else if self.counts_attempts && own.algorithm.debt() > 0 {
-            Err(OWED_ATTEMPTS)
-        } else if own.algorithm.is_within(max) {
-            Ok(())
-        } else {
-            Err(TOO_LARGE)
+            return Err(OTHER_STATES);
         }
+        if settings(own) != settings(self) || own.identifier_names != self.identifier_names {
+            return Err(OLD_LIMIT);
+        }
+        self.can_decide_by(own)?;
+        if own.algorithm.is_within(max) { Ok(()) } else { Err(TOO_LARGE) }
     }
 }

@@ -5,22 +5,24 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ratelimit_core::algorithm::AnyState;
-use ratelimit_core::store::{Batch, Op};
-use ratelimit_core::{AnyAlgorithm, Limit, ManualClock, OnOutage, Store, Verdict};
+use ratelimit_core::store::{Batch, Op, RecordStore};
+use ratelimit_core::{AnyAlgorithm, Limit, ManualClock, OnOutage, Record, Store, Verdict};
 use ratelimit_layers::{Allotments, DenialCache, Fallback, Metrics, TopDenied, Traced};
 use ratelimit_testkit::{
     AlgorithmKind, ByOwnClock, Harness, Property, Scope, StoreClock, block_on, conformance,
-    try_same,
+    record_conformance, try_same,
 };
 use tokio::runtime::{Builder, Runtime};
 
-use crate::common::{BEGIN, Memory, limit, limits, memory, operate};
+use crate::common::{
+    BEGIN, Fake, Memory, UNAVAILABLE, ask, fallback, limit, limits, memory, operate, paused_runtime,
+};
 
 /// More calls than there are states to sweep up.
 const CALLS_TO_SWEEP: usize = 200;
 
 /// A layer around memory.
-trait Layer: Store<AnyAlgorithm> {
+trait Layer: RecordStore<AnyAlgorithm> {
     /// Whether it waits, so that it needs a runtime.
     const WAITS: bool = false;
 
@@ -67,6 +69,26 @@ impl<L: Layer> Store<AnyAlgorithm> for Plain<L> {
     async fn apply(&self, batch: &Batch<'_, AnyAlgorithm>) -> Result<Verdict, L::Error> {
         let verdict = self.layer.apply(batch).await?;
         Ok(Verdict::several(verdict.decisions().to_vec()).with_accounts(verdict.accounts()))
+    }
+}
+
+impl<L: Layer> RecordStore<AnyAlgorithm> for Plain<L> {
+    async fn record(
+        &self,
+        limit: &Limit<AnyAlgorithm>,
+        key: &str,
+    ) -> Result<Option<Record<AnyAlgorithm>>, L::Error> {
+        self.layer.record(limit, key).await
+    }
+
+    async fn exchange_record(
+        &self,
+        limit: &Limit<AnyAlgorithm>,
+        key: &str,
+        standing: Option<&Record<AnyAlgorithm>>,
+        next: Option<&Record<AnyAlgorithm>>,
+    ) -> Result<bool, L::Error> {
+        self.layer.exchange_record(limit, key, standing, next).await
     }
 }
 
@@ -128,6 +150,27 @@ impl<L: Layer> Harness for Laws<L> {
 conformance!(healthy, Laws<Healthy>);
 // A cache answers nothing at a given time.
 conformance!(cached, ByOwnClock<Laws<DenialCache<Arc<Memory>, AnyAlgorithm, ManualClock>>>);
+
+// Limits that look for records go to the store, so a record is seen at once.
+record_conformance!(healthy_records, Laws<Healthy>);
+record_conformance!(cached_records, Laws<DenialCache<Arc<Memory>, AnyAlgorithm, ManualClock>>);
+record_conformance!(allotted_records, Laws<Allotments<Arc<Memory>, AnyAlgorithm, ManualClock>>);
+
+#[test]
+fn in_an_outage_the_policy_decides_whatever_records_there_are() {
+    let clock = ManualClock::new(BEGIN);
+    let blocked = Record::blocked().forever();
+    let own = [limit("l", "fixed-window 10/h").overridable().on_outage(OnOutage::Open)];
+    let store = Arc::new(Fake::new(&clock));
+    let fallback = fallback(Fallback::builder(), store.clone(), &clock, &own);
+    paused_runtime().block_on(async {
+        let set = store.memory.exchange_record(&own[0], "alice", None, Some(&blocked)).await;
+        assert_eq!(set, Ok(true));
+        assert!(!ask(&fallback, &own[0], "alice", 1).await.allowed());
+        store.set(UNAVAILABLE);
+        assert!(ask(&fallback, &own[0], "alice", 1).await.allowed());
+    });
+}
 
 /// With allotments, a limit that is not served keeps every law. One that is served keeps those that
 /// speak of what is allowed. Those that compare whole decisions do not hold, because `remaining`

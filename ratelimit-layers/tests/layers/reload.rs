@@ -301,6 +301,7 @@ fn a_reload_takes_each_field_that_differs_alone() {
         ("count", "'attempts'", WINDOW),
         ("required", "true", GCRA),
         ("shadow", "true", GCRA),
+        ("overridable", "true", GCRA),
         ("on_outage", "'open'", GCRA),
         ("warn", "'80%'", GCRA),
         ("bucket", "'2s'", BUCKETS),

@@ -25,7 +25,7 @@ impl<A: InMemory, C: Clock> MemoryStore<A, C> {
             let mut pair = table.lock(address);
             // Only now: a thread that locks the bucket later must not decide by an earlier time.
             let now = self.clock.now();
-            if now == Timestamp::MAX {
+            if now == Timestamp::MAX || self.records.may_have(check.limit, hash) {
                 return None;
             }
             let slot_index = pair.find();

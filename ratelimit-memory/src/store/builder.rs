@@ -9,11 +9,14 @@ use crate::capacity::Capacity;
 use crate::clock::PreciseClock;
 use crate::cuckoo::CuckooTable;
 use crate::hash::{CALLER_BITS, KeyHasher};
+use crate::records::Records;
 use crate::shard::{MOST_SLOTS, Shard};
 use crate::sync::{AtomicU64, AtomicUsize, Mutex};
 
 /// The default capacity, in keys.
 const DEFAULT_CAPACITY: usize = 1 << 20;
+/// The most records, by default.
+const DEFAULT_RECORDS: usize = 1 << 16;
 /// Log entries per key of the capacity, by default.
 const ENTRIES_A_KEY: usize = 16;
 /// The fewest log entries of a store, by default.
@@ -25,6 +28,7 @@ pub struct Builder<C = PreciseClock> {
     pub(super) capacity: usize,
     pub(super) reservations: Option<usize>,
     pub(super) entries: Option<usize>,
+    pub(super) records: usize,
     pub(super) shards: usize,
     /// The clock, or how to make the default one, which is done only if the store uses it: making
     /// one panics where the system has no time (`wasm32-unknown-unknown`).
@@ -36,7 +40,14 @@ impl Builder<PreciseClock> {
         let threads = std::thread::available_parallelism().map_or(4, std::num::NonZero::get);
         let clock = Err(PreciseClock::new as fn() -> PreciseClock);
         let capacity = DEFAULT_CAPACITY;
-        Self { capacity, reservations: None, entries: None, shards: threads * 16, clock }
+        Self {
+            capacity,
+            reservations: None,
+            entries: None,
+            records: DEFAULT_RECORDS,
+            shards: threads * 16,
+            clock,
+        }
     }
 }
 
@@ -92,6 +103,16 @@ impl<C: Clock> Builder<C> {
         self
     }
 
+    /// The most [records](ratelimit_core::Record) of callers, 65,536 by default. They count neither
+    /// as keys nor as reservations, and none is ever evicted: at the cap, those that have ended
+    /// make room, and then a new one gets [`MemoryError::Records`](super::MemoryError::Records).
+    /// Each takes some 100 bytes and its key.
+    #[must_use]
+    pub const fn records(mut self, records: usize) -> Self {
+        self.records = records;
+        self
+    }
+
     /// The number of locks that the keys are spread over, rounded up to a power of two, at most
     /// 16,384. The default is sixteen per processor.
     #[must_use]
@@ -105,8 +126,8 @@ impl<C: Clock> Builder<C> {
     /// setting.
     #[must_use]
     pub fn clock<D: Clock>(self, clock: D) -> Builder<D> {
-        let Self { capacity, reservations, entries, shards, .. } = self;
-        Builder { capacity, reservations, entries, shards, clock: Ok(clock) }
+        let Self { capacity, reservations, entries, records, shards, .. } = self;
+        Builder { capacity, reservations, entries, records, shards, clock: Ok(clock) }
     }
 
     /// Builds the store.
@@ -125,6 +146,7 @@ impl<C: Clock> Builder<C> {
             shards: (0..shards).map(|_| Mutex::new(Shard::new())).collect(),
             overflow: Mutex::new(Shard::new()),
             reservations: (0..shards).map(|_| Mutex::new(Shard::new())).collect(),
+            records: Records::new(self.records),
             shared_hash: hasher.hash(""),
             hasher,
             clock,

@@ -28,13 +28,24 @@ pub enum MemoryError {
         /// The most entries that all logs together may keep.
         most: usize,
     },
+    /// The store has no room for another record of a caller.
+    #[error(
+        "the store has no room for another record: it is full with {most} that have not ended; clear some, or \
+         give it room for more (Builder::records)"
+    )]
+    Records {
+        /// The most records that the store may have.
+        most: usize,
+    },
 }
 
 impl StoreError for MemoryError {
     fn kind(&self) -> ErrorKind {
         match self {
             Self::Refused(refusal) => refusal.kind(),
-            Self::Full { .. } | Self::Entries { .. } => ErrorKind::Unavailable,
+            Self::Full { .. } | Self::Entries { .. } | Self::Records { .. } => {
+                ErrorKind::Unavailable
+            }
         }
     }
 }

@@ -14,6 +14,7 @@ use ratelimit_core::{Clock, Decision, Limit, Timestamp};
 
 use super::MemoryStore;
 use crate::cuckoo::{Address, CuckooTable, KeyRoute, Packed};
+use crate::records::Records;
 use crate::sync::wait;
 
 /// Why the fast path did not decide a check. It has changed nothing.
@@ -45,6 +46,7 @@ pub(super) fn may_owe<A: InMemory>(algorithm: &A, decision: &Decision) -> bool {
 pub(super) struct Probe<'l> {
     table: &'l CuckooTable,
     route: KeyRoute<'l>,
+    hash: u64,
 }
 
 impl<'l> Probe<'l> {
@@ -52,29 +54,38 @@ impl<'l> Probe<'l> {
     pub(super) fn new(table: &'l CuckooTable, hash: u64) -> Self {
         let route = table.route(Address::new(hash));
         route.prefetch();
-        Self { table, route }
+        Self { table, route, hash }
     }
 
     /// Charges the key's state by the algorithm's fast step. Returns `None` if there is no such
-    /// state or step, or another thread is writing the state.
+    /// state or step, another thread is writing the state, or the key may have a record.
     #[inline(always)]
     pub(super) fn charge<A: InMemory>(
         self,
+        records: &Records<A>,
         limit: &Limit<A>,
         now: Timestamp,
         cost: u64,
     ) -> Option<Decision> {
-        let Self { table, route } = self;
+        let Self { table, route, hash } = self;
         let (seen, state) = route.find_span()?;
         let now = table.now_since_epoch(now)?;
         let Step { decision, write } = limit.algorithm().step_fast(state, now, cost)?;
         match write {
             Write::Put { state, .. } if state.extra == 0 => {
                 let packed = Packed::of_span(state.at.as_us(), state.span_us)?;
-                seen.try_lock()?.set(packed);
+                let mut slot = seen.try_lock()?;
+                // With the slot locked: what sees a record later sees this charge.
+                if records.may_have(limit, hash) {
+                    return None;
+                }
+                slot.set(packed);
             }
             // A denied attempt is charged, by another path.
-            Write::Keep if !limit.counts_attempts() && seen.is_still() => {}
+            Write::Keep
+                if !limit.counts_attempts()
+                    && !records.may_have(limit, hash)
+                    && seen.is_still() => {}
             _ => return None,
         }
         Some(decision)
@@ -85,12 +96,13 @@ impl<'l> Probe<'l> {
     #[inline(always)]
     pub(super) fn decide<A: InMemory, const ATTEMPTS: bool>(
         self,
+        records: &Records<A>,
         limit: &Limit<A>,
         now: Timestamp,
         cost: u64,
         charges: bool,
     ) -> Result<Decision, FastPathMiss> {
-        let Self { table, route } = self;
+        let Self { table, route, hash } = self;
         let seen = route.find().ok_or(FastPathMiss::More)?;
         let state = table.unpack(seen.state().ok_or(FastPathMiss::Busy)?);
         let step = if ATTEMPTS {
@@ -105,8 +117,13 @@ impl<'l> Probe<'l> {
         match write {
             Write::Put { state, .. } if charges => {
                 let packed = table.pack(state).ok_or(FastPathMiss::More)?;
-                seen.try_lock().ok_or(FastPathMiss::Busy)?.set(packed);
+                let mut slot = seen.try_lock().ok_or(FastPathMiss::Busy)?;
+                if records.may_have(limit, hash) {
+                    return Err(FastPathMiss::More);
+                }
+                slot.set(packed);
             }
+            _ if records.may_have(limit, hash) => return Err(FastPathMiss::More),
             Write::Remove if charges => return Err(FastPathMiss::More),
             _ if seen.is_still() => {}
             _ => return Err(FastPathMiss::Busy),
@@ -128,7 +145,7 @@ impl<A: InMemory, C: Clock> MemoryStore<A, C> {
         let table = self.table.as_ref()?;
         let probe = Probe::new(table, hash);
         let now = self.clock.now();
-        probe.charge(limit, now, cost)
+        probe.charge(&self.records, limit, now, cost)
     }
 
     /// Decides one check on a state that lies in a bucket, without a lock until it writes. It tries
@@ -146,7 +163,9 @@ impl<A: InMemory, C: Clock> MemoryStore<A, C> {
             let probe = Probe::new(table, hash);
             // At the end of time no state counts any more, and the general step refuses.
             let now = self.clock.now();
-            match probe.decide::<A, ATTEMPTS>(check.limit, now, check.cost, charges) {
+            let decided =
+                probe.decide::<A, ATTEMPTS>(&self.records, check.limit, now, check.cost, charges);
+            match decided {
                 Ok(decision) => return Some(decision),
                 Err(FastPathMiss::Busy) if waited < TRIES => wait(&mut waited),
                 Err(_) => return None,

@@ -128,7 +128,7 @@ impl<A: InMemory, C: Clock> MemoryStore<A, C> {
         }
         let KnownBatch { mut known, mut shards, .. } = states;
         // No foreign code from here on: states that are replaced are dropped last.
-        write_buckets(&known)?;
+        write_buckets(&known, || self.records.may_rule(batch))?;
         for known in &mut known {
             if let Known::Shard { hash, slot, next } = known
                 && let Some((state, entries, sweep_at)) = next.take()
@@ -147,17 +147,27 @@ impl<A: InMemory, C: Clock> MemoryStore<A, C> {
 
 /// Writes the new states of buckets, if all entries are as they were read. It waits for no lock, so
 /// the order does not matter.
-fn write_buckets<S>(known: &[Known<'_, S>]) -> Result<(), FastPathMiss> {
+fn write_buckets<S>(
+    known: &[Known<'_, S>],
+    is_ruled: impl Fn() -> bool,
+) -> Result<(), FastPathMiss> {
     let of_bucket = |known: &Known<'_, S>| matches!(known, Known::Bucket { next: Some(_), .. });
     let writes = known.iter().any(of_bucket);
     let mut guards: SmallVec<[(SlotGuard<'_, '_>, Option<Packed>); 4]> = SmallVec::new();
     for known in known {
         let Known::Bucket { seen, next, .. } = known else { continue };
+        if !writes && is_ruled() {
+            return Err(FastPathMiss::More);
+        }
         if writes {
             guards.push((seen.try_lock().ok_or(FastPathMiss::Busy)?, *next));
         } else if !seen.is_still() {
             return Err(FastPathMiss::Busy);
         }
+    }
+    // With all slots and shards locked: what sees a record later sees these charges.
+    if is_ruled() {
+        return Err(FastPathMiss::More);
     }
     for (mut guard, next) in guards {
         if let Some(state) = next {

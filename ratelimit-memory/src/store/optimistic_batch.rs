@@ -55,19 +55,23 @@ impl CompactStates for PendingWrites<'_> {
 impl PendingWrites<'_> {
     /// Locks all slots if their entries are unchanged, and writes the new states. It waits for no
     /// lock, so the order does not matter.
-    fn write(&self) -> Option<()> {
+    fn write(&self, is_ruled: impl FnOnce() -> bool) -> Result<(), FastPathMiss> {
         let mut guards: [Option<SlotGuard<'_, '_>>; FEW] = std::array::from_fn(|_| None);
         for (guard, seen) in guards.iter_mut().zip(&self.seen) {
             if let Some(seen) = seen {
-                *guard = Some(seen.try_lock()?);
+                *guard = Some(seen.try_lock().ok_or(FastPathMiss::Busy)?);
             }
+        }
+        // With all slots locked: what sees a record later sees these charges.
+        if is_ruled() {
+            return Err(FastPathMiss::More);
         }
         for (guard, next) in guards.iter_mut().zip(&self.next) {
             if let (Some(guard), Some(state)) = (guard, next) {
                 guard.set(*state);
             }
         }
-        Some(())
+        Ok(())
     }
 }
 
@@ -119,7 +123,9 @@ impl<A: InMemory, C: Clock> MemoryStore<A, C> {
         let now = self.clock.now();
         let verdict = decide_compact(batch, now, &mut pending).ok_or(pending.fallback)?;
         if pending.next.iter().any(Option::is_some) {
-            pending.write().ok_or(FastPathMiss::Busy)?;
+            pending.write(|| self.records.may_rule(batch))?;
+        } else if self.records.may_rule(batch) {
+            return Err(FastPathMiss::More);
         } else if !pending.seen.iter().flatten().all(OptimisticRead::is_still) {
             // If all are unchanged, all were there at one moment.
             return Err(FastPathMiss::Busy);

@@ -39,7 +39,7 @@ impl<A: InMemory, C: Clock> MemoryStore<A, C> {
         }
         // Read with the lock held: a thread that locks it later must not decide by an earlier time.
         let own = self.clock.now();
-        if own == Timestamp::MAX {
+        if own == Timestamp::MAX || self.records.may_have(check.limit, hash) {
             return None;
         }
         let now = time_of(batch.time(), own);

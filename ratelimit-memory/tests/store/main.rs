@@ -17,6 +17,7 @@ mod neighbours;
 mod numbers;
 mod owned_reservations;
 mod panics;
+mod records;
 mod requests;
 mod reservations;
 mod up_to;

@@ -14,6 +14,7 @@ use tokio::time::Instant;
 use crate::deadline::Deadline;
 use crate::error::{RedisError, Result};
 use crate::program::TwinCheck;
+use crate::records::Premise;
 
 /// The most keys in a call: the server needs a quarter of a millisecond for them.
 const MOST_KEYS: usize = 64;
@@ -30,6 +31,8 @@ pub(crate) struct Waiting {
     pub(crate) limits: LimitSet,
     /// The keys on the server, each once.
     pub(crate) keys: SmallVec<[String; 1]>,
+    /// What it assumes about records.
+    pub(crate) premises: Box<[Premise]>,
     pub(crate) costs: SmallVec<[u64; FEW]>,
     pub(crate) deadline: Deadline,
     pub(crate) answer: Answer,
@@ -76,13 +79,15 @@ pub(crate) struct Load {
 #[derive(Debug, PartialEq)]
 pub(crate) struct LimitSet(pub(crate) SmallVec<[TwinCheck<'static>; 1]>);
 
-/// Requests of the same limits, at the same numbers, for the same keys. The script charges them in
-/// order, first come, first served.
+/// Requests of the same limits, at the same numbers, for the same keys, which assume the same about
+/// records. The script charges them in order, first come, first served.
 #[derive(Debug)]
 pub(crate) struct Group {
     pub(crate) limits: LimitSet,
     /// The keys on the server, each once.
     pub(crate) keys: SmallVec<[String; 1]>,
+    /// What they assume about records.
+    pub(crate) premises: Box<[Premise]>,
     /// The hashes of its states.
     states: SmallVec<[u64; FEW]>,
     /// What each request costs per check.
@@ -116,18 +121,20 @@ impl Load {
         let last = states.iter().filter_map(|state| self.last_of(*state)).max();
         let is_same = |place: &usize| {
             let group = &self.groups[*place];
-            group.limits == request.limits && group.keys == request.keys
+            group.limits == request.limits
+                && group.keys == request.keys
+                && group.premises == request.premises
         };
         let same = last.filter(is_same);
         let all = (self.keys + request.keys.len(), self.states + states.len());
         if same.is_none() && self.requests > 0 && (all.0 > MOST_KEYS || all.1 > MOST_STATES) {
             return Some(request);
         }
-        let Waiting { limits, keys, costs, answer, .. } = *request;
+        let Waiting { limits, keys, premises, costs, answer, .. } = *request;
         let place = same.unwrap_or_else(|| {
             (self.keys, self.states) = all;
             let (costs, answers) = (SmallVec::new(), SmallVec::new());
-            self.open(Group { limits, keys, states, costs, answers })
+            self.open(Group { limits, keys, premises, states, costs, answers })
         });
         self.requests += 1;
         let earliest = |known: Deadline| if known.at() <= deadline.at() { known } else { deadline };

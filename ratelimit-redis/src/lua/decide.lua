@@ -9,8 +9,9 @@
 -- reads a group when its turn comes, so requests that share some of their states see each other's
 -- charges.
 --
---     KEYS: the keys of each group, each once.
---     ARGV: the time (begin.lua); and for one request at one key
+--     KEYS: the keys of each group, each once; then those of records (premises.lua).
+--     ARGV: the time (begin.lua); what is assumed about records, if anything is; and for one
+--           request at one key
 --           SHAPE FIELD… CHARGE… (CAPACITY NUMBER…)…
 --           or parts, one for each set of limits, with an empty argument before each:
 --           SHAPE KEYS NUMBERS SINGLE GROUPS [SPANS (KEY COUNT)…] FIELD… CHARGE…
@@ -31,6 +32,7 @@
 -- States are packed, seven bytes per number: parsing and formatting text costs as much as deciding.
 
 --[[begin]]
+--[[premises]]
 local keys0, args0 = KEYS, ARGV
 -- Tables have room for three checks: growing costs as much as reading a state.
 local answers0, count0, key0 = { time0, '', '', '', '', '', '', '' }, 1, 0

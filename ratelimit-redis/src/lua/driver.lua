@@ -3,17 +3,18 @@
 -- ratelimit-core derives from what the script read. The sections of the twins stand in it; names
 -- that end in 0 are this script's own.
 --
---     KEYS: the keys of the batch, each once.
---     ARGV: the time (begin.lua); the operation ('settle-once' for an id that was drawn for one
---           charge); SHAPE; the caller's metadata; with an id, the text that ends a reservation
---           (its group; empty for one check). Then per check: the field; the cost; with an id, the
---           life of its reservation in µs; what 'adopt' (the limit's number), 'heal' and 'undo'
---           need besides; and the numbers of the limit: CAPACITY NUMBER… UNIT for a state of a few
---           numbers, otherwise NUMBER…. A stack of limits is one check per limit.
+--     KEYS: the keys of the batch, each once; then those of records (premises.lua).
+--     ARGV: the time (begin.lua); what is assumed about records, if anything is; the operation
+--           ('settle-once' for an id that was drawn for one charge); SHAPE; the caller's metadata;
+--           with an id, the text that ends a reservation (its group; empty for one check). Then per
+--           check: the field; the cost; with an id, the life of its reservation in µs; what 'adopt'
+--           (the limit's number), 'heal' and 'undo' need besides; and the numbers of the limit:
+--           CAPACITY NUMBER… UNIT for a state of a few numbers, otherwise NUMBER…. A stack of
+--           limits is one check per limit.
 --
 -- SHAPE has six bytes for each check, two for each of three numbers: the place of its algorithm,
--- twice, and 1 more if denied attempts are charged; the index of its key; and the index of its
--- reservation's key, 0 without an id.
+-- four times, 2 more if its caller is exempt, and 1 more if denied attempts are charged; the index
+-- of its key; and the index of its reservation's key, 0 without an id.
 --
 -- A batch whose keys lie in several slots runs one script per slot. cross_slot/lua.rs says when
 -- each of these is called:
@@ -50,6 +51,7 @@ local is_reservation0, removes0, begun0, resets0, unread0 = false, false, false,
 
 local function run0()
   --[[begin]]
+  --[[premises]]
   -- The largest count and the last time.
   local MOST = 2 ^ 52 - 1
   -- How long a settled reservation whose id was drawn for one charge is remembered, in case that
@@ -171,7 +173,8 @@ local function run0()
       local kind_high, kind_low, key_high, key_low, id_high, id_low = byte(shape0, 6 * number0 - 5, 6 * number0)
       local place0, reservation_place0 = key_high * 256 + key_low, id_high * 256 + id_low
       attempts0 = kind_low % 2 == 1
-      kind0 = (kind_high * 256 + kind_low - kind_low % 2) / 2
+      local exempt0 = kind_low % 4 >= 2
+      kind0 = (kind_high * 256 + kind_low - kind_low % 4) / 4
       local cost_text0, life_us0, given0 = args0[next0 + 1], nil, nil
       field0, next0 = args0[next0], next0 + 2
       if group0 then life_us0, next0 = args0[next0] + 0, next0 + 1 end
@@ -267,6 +270,13 @@ local function run0()
       elseif operation == 'refund' then
         act0 = 'give'
       end
+      if exempt0 and (act0 == 'acquire' or act0 == 'extend' or operation == 'force' or operation == 'settle' and act0 == 'force') then
+        -- What it does not charge stays out of a reservation.
+        act0, charge0, before_growth0 = 'acquire', 0, nil
+        if reservation then reservation.reserved = false end
+      elseif exempt0 and undoes then
+        charge0 = 0
+      end
       if status0 == 'refused' then line = '=' end
       if status0 ~= 'unknown' then known = true end
       if status0 and status0 ~= 'live' then act0 = nil end
@@ -324,6 +334,7 @@ local function run0()
           new0.since, new0.reserved = math.max(at0, new0.since), false
         end
       elseif undoes then
+        if exempt0 and act0 then wrote0 = 'put' end
         if wrote0 then
           new0 = before_growth0
           if not new0 then command('DEL', reservation_key0) end
@@ -339,7 +350,7 @@ local function run0()
         -- An acquired charge awaits its settlement; every other operation settles at once.
         local settled = operation ~= 'acquire' and cost_text0
         ended0 = latest_at0 + life_us0
-        stored0 = text_of_reservation(latest_at0, latest_at0, cost_text0, settled, cost0, latest_terms0,
+        stored0 = text_of_reservation(latest_at0, latest_at0, cost_text0, settled, exempt0 and 0 or cost0, latest_terms0,
           reserves and not settled and group0 .. RESERVED or group0)
       end
       if new0 then
@@ -356,7 +367,7 @@ local function run0()
         local note = '-'
         if undoes or heals then
           note = wrote0 and '1' or '0'
-        elseif wrote0 and (before_growth0 or not status0) then
+        elseif (wrote0 or exempt0 and stored0 and not status0) and (before_growth0 or not status0) then
           note = format('%d', mark0 or at0) .. (before_growth0 and ':' .. before_growth0 or '')
         end
         notes0[check0] = { note, attempts0 }

@@ -81,7 +81,9 @@ impl<A: LuaProgram, C: Connection> Call<'_, A, C> {
             // A script charges nothing for what costs nothing or never fits, or for what an id
             // refuses.
             (Ok(_), "=") => {
-                self.batch.operation() == Op::Peek || self.batch.reservation_id().is_none()
+                self.batch.operation() == Op::Peek
+                    || self.batch.reservation_id().is_none()
+                    || self.is_blocked()
             }
             (Err(_), line) => line == "=",
             _ => false,

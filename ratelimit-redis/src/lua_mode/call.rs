@@ -3,15 +3,16 @@
 use std::borrow::Cow;
 use std::sync::Arc;
 
-use ratelimit_core::store::{Batch, Check, Now, Op, Reservation};
+use ratelimit_core::store::{Batch, Check, Now, Op, Reservation, Standing};
 use ratelimit_core::{Limit, Refusal, Timestamp};
 use smallvec::SmallVec;
 
-use crate::connection::{Connection, refused_in_part};
+use crate::connection::{Argument, Connection, Reply, refused_in_part};
 use crate::deadline::Deadline;
 use crate::error::{LEFT, REMOVED, RedisError, Result, WRONG_TYPE};
 use crate::key::Keys;
 use crate::program::{Keeps, LuaProgram, Program, Twin, TwinCheck};
+use crate::records::{Premise, push_premises};
 use crate::reservation;
 use crate::scripts::Texts;
 use crate::store::Inner;
@@ -20,6 +21,8 @@ use crate::store::Inner;
 pub(crate) struct Call<'a, A, C> {
     pub(super) inner: &'a Arc<Inner<C>>,
     pub(crate) batch: &'a Batch<'a, A>,
+    /// What it assumes about records.
+    pub(super) premises: &'a [Premise],
     pub(super) deadline: Deadline,
     pub(crate) keys: SmallVec<[String; 1]>,
     pub(crate) twins: SmallVec<[TwinCheck<'a>; 1]>,
@@ -34,6 +37,7 @@ impl<'a, A: LuaProgram, C: Connection> Call<'a, A, C> {
     pub(crate) fn of(
         inner: &'a Arc<Inner<C>>,
         batch: &'a Batch<'a, A>,
+        premises: &'a [Premise],
         deadline: Deadline,
     ) -> Result<Self> {
         let keys = &inner.keys;
@@ -41,6 +45,7 @@ impl<'a, A: LuaProgram, C: Connection> Call<'a, A, C> {
         let mut call = Self {
             inner,
             batch,
+            premises,
             deadline,
             keys: SmallVec::new(),
             twins: SmallVec::with_capacity(batch.checks().len()),
@@ -52,7 +57,8 @@ impl<'a, A: LuaProgram, C: Connection> Call<'a, A, C> {
             let reservation =
                 batch.reservation_id().map_or(0, |id| call.index(reservation_key(id)));
             for twin in limit.algorithm().twins() {
-                let mut twin = Twin { attempts: limit.counts_attempts(), ..twin };
+                let attempts = limit.counts_attempts() && !batch.is_spared(position);
+                let mut twin = Twin { attempts, ..twin };
                 validate(limit.name(), &twin)?;
                 twin.told_at(|| match batch.time() {
                     Now::At(now) => now,
@@ -62,7 +68,16 @@ impl<'a, A: LuaProgram, C: Connection> Call<'a, A, C> {
                 let key = known.unwrap_or_else(|| call.index(key_of(keys, limit, &twin, key)));
                 let life_us = limit.reservation_us().unwrap_or(Reservation::LIFE_US);
                 let field = field_of(limit, &twin);
-                call.twins.push(TwinCheck { position, twin, field, key, reservation, life_us });
+                let exempt = matches!(batch.standing(position), Standing::Exempt);
+                call.twins.push(TwinCheck {
+                    position,
+                    twin,
+                    field,
+                    key,
+                    reservation,
+                    life_us,
+                    exempt,
+                });
             }
         }
         Ok(call)
@@ -78,14 +93,52 @@ impl<'a, A: LuaProgram, C: Connection> Call<'a, A, C> {
         self.keys = SmallVec::from_iter([key.to_owned()]);
     }
 
-    /// The call for some of its twins, by another deadline.
+    /// The call for some of its twins, by another deadline, whatever records stand by now.
     pub(crate) fn with_twins(
         &self,
         twins: SmallVec<[TwinCheck<'a>; 1]>,
         deadline: Deadline,
     ) -> Self {
         let (keys, group) = (self.keys.clone(), self.group.clone());
-        Self { deadline, keys, twins, group, ..*self }
+        Self { premises: &[], deadline, keys, twins, group, ..*self }
+    }
+
+    /// Its keys, and behind them those of its premises.
+    pub(super) fn all_keys(&self) -> SmallVec<[&str; 2]> {
+        let premises = self.premises.iter().map(|premise| &*premise.key);
+        self.keys.iter().map(String::as_str).chain(premises).collect()
+    }
+
+    /// Whether it looks for records, so that it assumes something about them.
+    pub(super) const fn looks(&self) -> bool {
+        !self.premises.is_empty()
+    }
+
+    /// Adds what it assumes, if it assumes anything.
+    pub(super) fn push_premises<'w>(&'w self, words: &mut Vec<Argument<'w>>) {
+        if self.looks() {
+            push_premises(words, self.premises.iter(), self.keys.len());
+        }
+    }
+
+    /// The error of an answer that shows other records than it assumes, which are noted; `None` for
+    /// any other answer.
+    pub(super) fn stale(&self, now: Timestamp, line: &str, records: &[u8]) -> Option<RedisError> {
+        if !self.looks() || line != "~" {
+            return None;
+        }
+        let read = self.inner.records.learn(self.premises, now, records);
+        Some(match read {
+            Some(()) => RedisError::STALE,
+            None => self.inner.peer.unexpected(&Reply::Text(records.to_vec())),
+        })
+    }
+
+    /// Whether the record of a caller denies it.
+    pub(super) fn is_blocked(&self) -> bool {
+        let denies = matches!(self.batch.operation(), Op::Acquire | Op::Peek | Op::Extend);
+        let blocked = |place| matches!(self.batch.standing(place), Standing::Blocked(_));
+        denies && (0..self.batch.checks().len()).any(blocked)
     }
 
     /// The index of the key that a twin shares with the one before it: limits of an identifier

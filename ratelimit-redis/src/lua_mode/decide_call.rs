@@ -26,6 +26,10 @@ impl<A: LuaProgram, C: Connection> Call<'_, A, C> {
         if !plain || self.batch.is_part() || has_id || !self.has_few_numbers() {
             return Ok(None);
         }
+        // What only reads for the sake of a record, the driver reads.
+        if self.is_blocked() || (self.looks() && self.only_reads()) {
+            return Ok(None);
+        }
         let texts = self.texts()?;
         let answer = if self.only_reads() {
             // One key per field.
@@ -35,12 +39,13 @@ impl<A: LuaProgram, C: Connection> Call<'_, A, C> {
             self.eval(&READ, words).await.map_err(RedisError::of_a_lookup)
         } else {
             let Some(shape) = texts.shape(&self.twins) else { return Ok(None) };
-            let mut words = evalsha(self.keys.iter().map(String::as_str), self.twins.len());
+            let mut words = evalsha(self.all_keys().into_iter(), self.twins.len());
             push_time(&mut words, self.batch.time());
+            self.push_premises(&mut words);
             // Any charge above the capacity fails; the cap prevents an overflow.
-            let cost = |check: &TwinCheck<'_>| self.check(check).cost.min(check.twin.capacity + 1);
+            let cost = |check: &TwinCheck<'_>| self.charge_of(check).min(check.twin.capacity + 1);
             push_part(&mut words, &shape, &self.twins, PartGroups::ALONE, cost);
-            self.eval(&texts.decide, words).await.map_err(|error| self.explain(error))
+            self.eval(texts.decide(self.looks()), words).await.map_err(|error| self.explain(error))
         };
         let answer = match answer {
             Ok(answer) => answer,
@@ -50,6 +55,9 @@ impl<A: LuaProgram, C: Connection> Call<'_, A, C> {
         };
         // The driver decides on what the script did not understand.
         let Some((now, line, seen)) = of_one(self.batch.time(), &answer) else { return Ok(None) };
+        if let Some(stale) = self.stale(now, line, seen) {
+            return Err(stale);
+        }
         if let Some(refused) = line.strip_prefix('!') {
             return Err(refused_in_part(self.inner.peer.address(), refused));
         }
@@ -67,9 +75,14 @@ impl<A: LuaProgram, C: Connection> Call<'_, A, C> {
         Ok(Some(verdict))
     }
 
+    /// What a check charges: nothing, if its caller is exempt.
+    fn charge_of(&self, check: &TwinCheck<'_>) -> u64 {
+        if check.exempt { 0 } else { self.check(check).cost }
+    }
+
     /// Whether it writes nothing: a peek, a check that costs nothing, a cost that never fits.
     fn only_reads(&self) -> bool {
-        let cost = |check| self.check(check).cost;
+        let cost = |check| self.charge_of(check);
         let all_cost_nothing = || self.twins.iter().all(|check| cost(check) == 0);
         let never_fits = || self.twins.iter().any(|check| cost(check) > check.twin.capacity);
         let attempts = || self.twins.iter().any(|check| check.twin.attempts && cost(check) > 0);

@@ -87,10 +87,20 @@ impl<A: LuaProgram, C: Connection> Call<'_, A, C> {
         let mut words = self.arguments(operation, &layout, given_each);
         let answer = self
             .inner
-            .eval(&self.keys[0], &texts.driver, &mut words, TryAgain::Wait, self.deadline)
+            .eval(
+                &self.keys[0],
+                texts.driver(self.looks()),
+                &mut words,
+                TryAgain::Wait,
+                self.deadline,
+            )
             .await;
         let answer = answer.map_err(|error| self.explain(error))?;
-        let parsed = of_one(self.batch.time(), &answer).map(|(now, line, seen)| {
+        let parsed = of_one(self.batch.time(), &answer);
+        if let Some(stale) = parsed.and_then(|(now, line, seen)| self.stale(now, line, seen)) {
+            return Err(stale);
+        }
+        let parsed = parsed.map(|(now, line, seen)| {
             let mut words = line.split(' ');
             let line = words.next().unwrap_or_default().to_owned();
             let notes = words.map(str::to_owned).collect();
@@ -125,6 +135,13 @@ impl<A: LuaProgram, C: Connection> Call<'_, A, C> {
     fn operation(&self) -> String {
         match self.batch.operation() {
             Op::Acquire if self.batch.is_denied_elsewhere() => "attempt".to_owned(),
+            // Denied whatever the states are: only attempts are charged.
+            Op::Acquire
+                if self.is_blocked() && self.twins.iter().any(|twin| twin.twin.attempts) =>
+            {
+                "attempt".to_owned()
+            }
+            Op::Acquire | Op::Extend if self.is_blocked() => "ask".to_owned(),
             Op::Settle if self.batch.is_settled_once() => "settle-once".to_owned(),
             operation => operation.to_string(),
         }
@@ -137,8 +154,9 @@ impl<A: LuaProgram, C: Connection> Call<'_, A, C> {
         layout: &'w [u8],
         given_each: &[Argument<'w>],
     ) -> Vec<Argument<'w>> {
-        let mut words = evalsha(self.keys.iter().map(String::as_str), self.twins.len());
+        let mut words = evalsha(self.all_keys().into_iter(), self.twins.len());
         push_time(&mut words, self.batch.time());
+        self.push_premises(&mut words);
         words.extend([
             Argument::Text(operation),
             Argument::Bytes(layout),

@@ -78,6 +78,7 @@ impl<A: LuaProgram, C: Connection> Call<'_, A, C> {
         let request = Box::new(Waiting {
             limits: LimitSet(self.twins.iter().map(TwinCheck::to_owned).collect()),
             keys: self.keys.clone(),
+            premises: self.premises.into(),
             costs: self.batch.checks().iter().map(|check| check.cost).collect(),
             deadline: self.deadline,
             answer: Answer::new(caller, is_sent.clone()),
@@ -176,9 +177,11 @@ impl<A: LuaProgram, C: Connection> Call<'_, A, C> {
             let twin = &check.twin;
             twin.program.is_of_numbers()
                 && !twin.attempts
+                && !check.exempt
                 && self.check(check).cost <= twin.capacity
         };
         let charges = |check: &TwinCheck<'_>| self.check(check).cost > 0;
+        let is_plain = is_plain && !self.is_blocked();
         is_plain && self.twins.iter().all(fits) && self.twins.iter().any(charges)
     }
 }

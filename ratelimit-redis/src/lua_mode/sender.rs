@@ -24,6 +24,7 @@ use crate::connection::{Argument, Connection, Reply, TryAgain, refused_in_part};
 use crate::deadline::Deadline;
 use crate::error::{RedisError, Result};
 use crate::program::{TwinCheck, packed};
+use crate::records::push_premises;
 use crate::scripts::Shape;
 use crate::store::{Inner, evalsha};
 
@@ -196,14 +197,21 @@ impl<C: Connection> Inner<C> {
         let shapes = call.iter().map(|part| texts.shape(&part.limits().0));
         let Some(shapes) = shapes.collect::<Option<Vec<_>>>() else { return Ok(None) };
         let groups = call.iter().flat_map(|part| &part.groups);
-        let keys: Vec<_> = groups.flat_map(|group| &group.keys).collect();
-        let mut words = evalsha(keys.iter().map(|key| key.as_str()), keys.len());
+        let mut keys: Vec<_> = groups.clone().flat_map(|group| &group.keys).collect();
+        let premises: Vec<_> = groups.flat_map(|group| &group.premises).collect();
+        let of_states = keys.len();
+        keys.extend(premises.iter().map(|premise| &premise.key));
+        let mut words = evalsha(keys.iter().map(|key| key.as_str()), of_states);
         push_time(&mut words, Now::Store);
+        if !premises.is_empty() {
+            push_premises(&mut words, premises.iter().copied(), of_states);
+        }
         let own: Vec<_> = call.iter().map(ScriptPart::own_numbers).collect();
         for ((part, shape), own) in call.iter().zip(&shapes).zip(&own) {
             part.push(shape, own, &mut words);
         }
-        self.eval(keys[0], &texts.decide, &mut words, TryAgain::Return, deadline).await.map(Some)
+        let script = texts.decide(!premises.is_empty());
+        self.eval(keys[0], script, &mut words, TryAgain::Return, deadline).await.map(Some)
     }
 
     /// Tells the callers of each group what the script answered. What cannot be read fails for
@@ -211,6 +219,19 @@ impl<C: Connection> Inner<C> {
     fn answer(&self, call: Vec<ScriptPart>, answer: &[u8]) {
         let line = first_line(answer).and_then(|(line, rest)| Some((time(line)?, rest)));
         let (now, mut rest) = line.map_or((None, answer), |(now, rest)| (Some(now), rest));
+        if let (Some(now), Some(("~", records))) = (now, first_line(rest)) {
+            let groups = || call.iter().flat_map(|part| &part.groups);
+            let premises = groups().flat_map(|group| &group.premises);
+            let read = self.records.learn(premises, now, records);
+            let stale = read.map_or_else(
+                || self.peer.unexpected(&Reply::Text(answer.to_vec())),
+                |()| RedisError::STALE,
+            );
+            for group in call.into_iter().flat_map(|part| part.groups) {
+                group.answer(|_| GroupOutcome::Failed(stale.clone()));
+            }
+            return;
+        }
         for part in call {
             let states = part.limits().0.len();
             for group in part.groups {

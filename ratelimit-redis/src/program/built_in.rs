@@ -11,7 +11,7 @@ use ratelimit_core::algorithm::{
 };
 use ratelimit_core::{
     Algorithm, AnyAlgorithm, BucketedWindow, Concurrency, FirstRequestWindow, FixedWindow, Gcra,
-    Lockout, SlidingCounter, SlidingLog, Timestamp, WindowLog,
+    Lockout, Record, SlidingCounter, SlidingLog, Timestamp, UnendedRecord, WindowLog,
 };
 
 use super::{Keeps, LuaProgram, MAX_PARAMETERS, Program, Stored, Twin};
@@ -492,8 +492,16 @@ macro_rules! built_in {
                 }
 
                 fn decode(&self, stored: &[Option<Stored>]) -> Option<Self::State> {
-                    let [stored] = stored else { return None };
-                    self.of_stored(stored.as_ref()?)
+                    self.of_stored(stored.first()?.as_ref()?)
+                }
+
+                fn numbers_to_text(&self) -> Option<String> {
+                    Some(AnyAlgorithm::from(self.clone()).to_string())
+                }
+
+                fn numbers_from_text(text: &str) -> Option<UnendedRecord<Self>> {
+                    let AnyAlgorithm::$algorithm(own) = text.parse().ok()? else { return None };
+                    Some(Record::numbers(own))
                 }
             }
         )+
@@ -507,6 +515,14 @@ macro_rules! built_in {
                 match self { $(
                     Self::$algorithm(algorithm) => algorithm.decode(stored).map(Into::into),
                 )+ }
+            }
+
+            fn numbers_to_text(&self) -> Option<String> {
+                Some(self.to_string())
+            }
+
+            fn numbers_from_text(text: &str) -> Option<UnendedRecord<Self>> {
+                text.parse().ok().map(Record::numbers)
             }
         }
 

@@ -24,6 +24,7 @@ mod merged_faults;
 mod own;
 mod own_numbers;
 mod permissions;
+mod records;
 mod refusals;
 mod repeats;
 mod requests;

@@ -3,7 +3,7 @@
 //! wait after which the sum fits.
 
 use ratelimit_core::algorithm::{InMemory, Write};
-use ratelimit_core::store::{Batch, Check, Op, Reservation, States, decide};
+use ratelimit_core::store::{Batch, Check, Op, Reservation, Standing, States, decide};
 use ratelimit_core::{Clock, Decision, Refusal, Timestamp, Verdict};
 
 use super::{Located, Location, LockedBatch};
@@ -16,19 +16,28 @@ struct MergedStates<'p, 'b, T, A> {
     states: &'p mut T,
 }
 
-impl<'b, A: InMemory, C: Clock> LockedBatch<'_, 'b, A, C> {
+impl<A: InMemory, C: Clock> LockedBatch<'_, '_, A, C> {
     /// Decides the batch as [`decide`] does, and checks that share a state together.
     pub(super) fn decide_parts(&mut self, now: Timestamp) -> Result<Verdict, Refusal> {
         let batch = self.batch;
+        let standings = self.store.records.standings(batch, self.hashes, now);
+        let by_records;
+        let batch = if standings.is_empty() {
+            *batch
+        } else {
+            by_records = batch.checks_by(&standings);
+            batch.with_checks(&by_records).standing_so(&standings)
+        };
         if self.count(Location::Overflow) < 2 {
-            return decide(batch, now, self);
+            return decide(&batch, now, self);
         }
         batch.validate()?;
-        let (parts, checks) = self.parts();
-        let merged = batch.with_checks(&checks);
+        let (parts, checks) = self.parts(&batch);
+        let merged_standings = merged_standings(&batch, &parts, checks.len());
+        let merged = batch.with_checks(&checks).standing_so(&merged_standings);
         let group = batch.reservation_group(|| self.fingerprint());
         let merged = group.as_ref().map_or(merged, |group| merged.in_group(group));
-        let mut states = MergedStates { batch, parts, states: self };
+        let mut states = MergedStates { batch: &batch, parts, states: self };
         let verdict = decide(&merged, now, &mut states)?;
         let decided = states.parts.iter().zip(batch.checks());
         let decisions = decided
@@ -39,9 +48,9 @@ impl<'b, A: InMemory, C: Clock> LockedBatch<'_, 'b, A, C> {
 
     /// The part of each check, and each part as one check: its first one, with the sum of all
     /// costs.
-    fn parts(&self) -> (Vec<usize>, Vec<Check<'b, A>>) {
-        let (mut parts, mut merged) = (Vec::new(), Vec::<Check<'b, A>>::new());
-        for (own, check) in self.located.iter().zip(self.batch.checks()) {
+    fn parts<'p>(&self, batch: &Batch<'p, A>) -> (Vec<usize>, Vec<Check<'p, A>>) {
+        let (mut parts, mut merged) = (Vec::new(), Vec::<Check<'p, A>>::new());
+        for (own, check) in self.located.iter().zip(batch.checks()) {
             let shares_with = |other: &Located<A::State>| {
                 own.location == Location::Overflow
                     && (other.location, other.hash) == (own.location, own.hash)
@@ -61,6 +70,28 @@ impl<'b, A: InMemory, C: Clock> LockedBatch<'_, 'b, A, C> {
         }
         (parts, merged)
     }
+}
+
+/// How the parts stand. Checks that share a state are denied together if one of them is blocked,
+/// and are exempt if all are; the numbers are those of the first.
+fn merged_standings<A: InMemory>(
+    batch: &Batch<'_, A>,
+    parts: &[usize],
+    count: usize,
+) -> Vec<Standing<A>> {
+    let standings_of = |part: usize| {
+        let positions = parts.iter().enumerate().filter(move |(_, own)| **own == part);
+        positions.map(|(position, _)| batch.standing(position))
+    };
+    let merged = |part| {
+        let blocked = standings_of(part).find_map(|standing| match standing {
+            Standing::Blocked(until) => Some(Standing::Blocked(*until)),
+            _ => None,
+        });
+        let exempt = || standings_of(part).all(|standing| matches!(standing, Standing::Exempt));
+        blocked.unwrap_or_else(|| if exempt() { Standing::Exempt } else { Standing::Policy })
+    };
+    (0..count).map(merged).collect()
 }
 
 impl<T, A> MergedStates<'_, '_, T, A> {

@@ -1,9 +1,9 @@
 //! The policies that chapters show: each document reads, and says what the Rust beside it says.
 
-use ratelimit_core::store::LogStore;
+use ratelimit_core::store::{LogStore, RecordStore};
 use ratelimit_core::{
-    AnyAlgorithm, FirstRequestWindow, FixedWindow, Gcra, Limits, RateLimiter, SlidingLog, Store,
-    TokenBucket, Verdict, WindowLog,
+    AnyAlgorithm, FirstRequestWindow, FixedWindow, Gcra, Limits, RateLimiter, Record, SlidingLog,
+    Store, Timestamp, TokenBucket, Verdict, WindowLog,
 };
 use ratelimit_memory::MemoryStore;
 
@@ -111,6 +111,34 @@ fn the_calendar_of_the_document_is_that_of_the_rust_beside_it() -> Result<(), Er
     let mut documents = blocks(&text, "toml").into_iter();
     let document = documents.find(|text| text.contains("/month")).expect("a document");
     assert_eq!(toml::from_str::<Limits<AnyAlgorithm>>(&document)?, billed()?);
+    Ok(())
+}
+
+/// Records of single callers, in the chapter on policies.
+async fn records<S: RecordStore<AnyAlgorithm, Error: std::error::Error>>(
+    store: S,
+    tomorrow: Timestamp,
+) -> Result<Option<Record<AnyAlgorithm>>, Error> {
+    let limits =
+        Limits::builder().limit("api", Gcra::per_second(10).burst(20)).overridable().build()?;
+    let limiter = RateLimiter::new(limits, store);
+
+    let double: AnyAlgorithm = "gcra 20/s burst 40".parse()?;
+    limiter.set_record("alice", "api", Record::numbers(double).until(tomorrow)).await?;
+    assert_eq!(limiter.check("alice").await?.limit(), 40);
+
+    limiter.replace_record("alice", "api", Record::blocked().forever()).await?;
+    assert!(!limiter.check("alice").await?.allowed());
+
+    limiter.replace_record("alice", "api", Record::exempt().until(tomorrow)).await?;
+    let before = limiter.clear_record("alice", "api").await?;
+    Ok(before)
+}
+
+#[tokio::test]
+async fn records_do_what_the_chapter_says() -> Result<(), Error> {
+    let cleared = records(MemoryStore::new(), Timestamp::MAX).await?;
+    assert!(cleared.is_some_and(|record| record.is_exempt()));
     Ok(())
 }
 

@@ -1,0 +1,233 @@
+//! `ratelimit record`: records of single callers, set and cleared by an operator.
+
+use std::env;
+use std::fmt::Write as _;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use ratelimit_core::{AnyAlgorithm, Limit, Limits, RateLimiter, Record, Timestamp};
+use ratelimit_redis::StoredKey;
+use serde_json::{Value, json};
+
+use crate::args::{CallerArgs, ClearRecordArgs, RecordCommand, ScanArgs, SetRecordArgs};
+use crate::caller::Caller;
+use crate::decision_line::json_line;
+use crate::failure::Failure;
+use crate::policy;
+use crate::store::{self, Redis, Remote, may_scan};
+use crate::text::{plural, printable, quote, time};
+
+/// How many keys the server examines in one step, and the pause between two.
+const STEP: (u64, Duration) = (500, Duration::from_millis(5));
+
+pub(super) fn run(command: &RecordCommand) -> Result<u8, Failure> {
+    match command {
+        RecordCommand::Set(args) => set(args),
+        RecordCommand::Get(args) => get(args),
+        RecordCommand::List(args) => list(args),
+        RecordCommand::Clear(args) => clear(args),
+    }
+}
+
+fn set(args: &SetRecordArgs) -> Result<u8, Failure> {
+    let limits = policy::read(&args.of.caller.policy)?;
+    let record = record(args, &limits)?;
+    let (name, next) = (&*args.of.limit, record.clone());
+    change(&args.of, &limits, Some(&record), async |limiter, caller| {
+        if args.replace {
+            limiter.replace_record(caller, name, next).await
+        } else {
+            limiter.set_record(caller, name, next).await
+        }
+    })
+}
+
+fn clear(args: &ClearRecordArgs) -> Result<u8, Failure> {
+    let limits = policy::read(&args.caller.policy)?;
+    change(args, &limits, None, async |limiter, caller| {
+        limiter.clear_record(caller, &args.limit).await
+    })
+}
+
+/// Changes a record, and prints who has changed what, when.
+fn change(
+    args: &ClearRecordArgs,
+    limits: &Limits<AnyAlgorithm>,
+    next: Option<&Record<AnyAlgorithm>>,
+    change: impl AsyncFnOnce(
+        &RateLimiter<Remote>,
+        &Caller,
+    ) -> Result<Option<Record<AnyAlgorithm>>, ratelimit_redis::RedisError>,
+) -> Result<u8, Failure> {
+    let caller = Caller::from_args(&args.caller.keys, limits)?;
+    let before = store::block_on(async {
+        let (store, failed) = store::of_caller(&args.caller, "change", limits).await?;
+        let limiter = RateLimiter::new(limits.clone(), store);
+        change(&limiter, &caller).await.map_err(failed)
+    })?;
+    let by = args.by.clone().or_else(|| env::var("USER").ok()).unwrap_or_default();
+    let at = now();
+    super::print(if args.caller.json {
+        json_line(&json!({
+            "at_us": at.as_us(), "by": by, "caller": caller, "limit": args.limit,
+            "before": before.as_ref().map(fields), "record": next.map(fields),
+        }))
+    } else {
+        let in_words = |record: Option<&_>| record.map_or("none".to_owned(), described);
+        let by = if by.is_empty() { String::new() } else { format!(" by {}", printable(&by, 60)) };
+        format!(
+            "{} {} under {}: {}{by} (before: {})\n",
+            time(at),
+            caller.display(),
+            args.limit,
+            in_words(next),
+            in_words(before.as_ref()),
+        )
+    })
+}
+
+fn get(args: &CallerArgs) -> Result<u8, Failure> {
+    let limits = policy::read(&args.policy)?;
+    let caller = Caller::from_args(&args.keys, &limits)?;
+    let records = store::block_on(async {
+        let (store, failed) = store::of_caller(args, "show", &limits).await?;
+        let limiter = RateLimiter::new(limits.clone(), store);
+        let records = limiter.records(&caller).await.map_err(failed)?;
+        Ok(records
+            .into_iter()
+            .map(|(limit, record)| (limit.to_owned(), record))
+            .collect::<Vec<_>>())
+    })?;
+    super::print(if args.json {
+        let line =
+            |(limit, record): &(String, _)| json!({ "limit": limit, "record": fields(record) });
+        json_line(
+            &json!({ "caller": caller, "records": records.iter().map(line).collect::<Value>() }),
+        )
+    } else {
+        let mut text = format!(
+            "{}: {}\n",
+            caller.display(),
+            plural(records.len() as u64, "record", "records")
+        );
+        for (limit, record) in &records {
+            // Writing into memory cannot fail.
+            let _ = writeln!(text, "  {limit}: {}", described(record));
+        }
+        text
+    })
+}
+
+fn list(args: &ScanArgs) -> Result<u8, Failure> {
+    let limits = policy::read(&args.policy)?;
+    let redis = &*Redis::lasting(&args.store, "list")?;
+    let (mut out, mut count, mut is_cut) = (String::new(), 0_u64, false);
+    store::block_on(async {
+        let failed = |error| Failure::store(&may_scan(redis, &args.prefix), &error);
+        let store = match store::connect(redis, &args.prefix, None, &limits).await? {
+            Remote::Lua(store) => store,
+            Remote::Cas(_) | Remote::Multi(_) => {
+                let remedy = "leave mode out of the URL";
+                let refused = format!("--store {}: only scripts read records; {remedy}", redis.url);
+                return Err(Failure::input(refused));
+            }
+        };
+        let mut scan = store.scan(args.max_keys, STEP.0, STEP.1).await.map_err(failed)?;
+        while let Some(keys) = scan.next().await.map_err(failed)? {
+            for key in &keys {
+                let found = store.records_in(&limits, key).await.map_err(failed)?;
+                let Some((caller, records)) = found else { continue };
+                let caller = match caller {
+                    StoredKey::Identifier(name) => Some(name),
+                    _ => None,
+                };
+                for (limit, record) in records {
+                    count += 1;
+                    let line = if args.json {
+                        json_line(&json!({
+                            "value": caller, "identifiers": limit.identifier_names().collect::<Vec<_>>(),
+                            "limit": limit.name(), "record": fields(&record),
+                        }))
+                    } else {
+                        let caller = caller
+                            .as_deref()
+                            .map_or("(hidden)".to_owned(), |name| quote(name, 200));
+                        format!("{caller} under {}: {}\n", limit.name(), described(&record))
+                    };
+                    out += &line;
+                }
+            }
+        }
+        is_cut = scan.is_cut();
+        Ok(())
+    })?;
+    if args.json {
+        out += &json_line(&json!({ "records": count, "max_keys_reached": is_cut }));
+    } else {
+        let more = if is_cut { "; there are more keys: raise --max-keys" } else { "" };
+        // Writing into memory cannot fail.
+        let _ = writeln!(out, "{}{more}", plural(count, "record", "records"));
+    }
+    super::print(out)
+}
+
+/// The record that the arguments tell.
+fn record(
+    args: &SetRecordArgs,
+    limits: &Limits<AnyAlgorithm>,
+) -> Result<Record<AnyAlgorithm>, Failure> {
+    let change = match &args.numbers {
+        Some(numbers) => {
+            let limit = limits.iter().find(|limit| limit.name() == args.of.limit);
+            let failed = |error| Failure::input(format!("--numbers: {error}"));
+            let unknown = || {
+                let names: Vec<_> = limits.iter().map(Limit::name).collect();
+                let (name, names) = (&args.of.limit, names.join(", "));
+                Failure::input(format!("--limit: the policy has no limit {name:?}; it has {names}"))
+            };
+            let policy = limit.ok_or_else(unknown)?.algorithm();
+            Record::numbers(policy.at_numbers(numbers).map_err(failed)?)
+        }
+        None if args.blocked => Record::blocked(),
+        None => Record::exempt(),
+    };
+    let until = match (args.lasts, args.until) {
+        (Some(lasts), _) => Some(now() + lasts),
+        (None, Some(until)) => {
+            let since = until.duration_since(UNIX_EPOCH).unwrap_or_default();
+            Some(Timestamp::ZERO + since)
+        }
+        (None, None) => None,
+    };
+    match until {
+        Some(until) if until <= now() => {
+            Err(Failure::input("the record would have ended already; take a later --until"))
+        }
+        Some(until) => Ok(change.until(until)),
+        None => Ok(change.forever()),
+    }
+}
+
+fn now() -> Timestamp {
+    Timestamp::ZERO + SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()
+}
+
+/// A record for people: `blocked until 2027-01-31T00:00:00Z`.
+pub(super) fn described(record: &Record<AnyAlgorithm>) -> String {
+    let change = match record.algorithm() {
+        Some(numbers) => numbers.to_string(),
+        None if record.is_blocked() => "blocked".to_owned(),
+        None => "exempt".to_owned(),
+    };
+    match record.end() {
+        Some(end) => format!("{change} until {}", time(end)),
+        None => format!("{change} for ever"),
+    }
+}
+
+/// The same for programs.
+pub(super) fn fields(record: &Record<AnyAlgorithm>) -> Value {
+    json!({
+        "numbers": record.algorithm().map(ToString::to_string), "blocked": record.is_blocked(),
+        "exempt": record.is_exempt(), "until_us": record.end().map(Timestamp::as_us),
+    })
+}

@@ -1,0 +1,186 @@
+//! [`Records`]: what operators have decided for single callers, apart from all states.
+//!
+//! A decision looks for a record while it holds the locks of its states, or has validated them: so
+//! it and the changes of records are linearizable, without a lock of the state in a change. Nearly
+//! all callers have no record, which a counting filter tells by one load (a *counting Bloom filter*
+//! of one hash; Fan et al., "Summary Cache", 2000). Several checks are decided by all of their
+//! records at one moment, so they ask only whether there is any record at all.
+
+use std::collections::HashMap;
+
+use once_cell::race::OnceBox;
+use ratelimit_core::algorithm::InMemory;
+use ratelimit_core::store::{Batch, Standing};
+use ratelimit_core::{Limit, Record, Timestamp};
+
+use crate::sync::{AtomicU32, AtomicUsize, Mutex, Ordering, fence, lock};
+
+/// How many counters the filter has; in models few, because loom tracks each.
+const COUNTERS: usize = if cfg!(all(test, loom)) { 2 } else { 1 << 14 };
+
+/// The records of a store.
+pub(crate) struct Records<A> {
+    /// How many records lie at each place; made with the first record.
+    filter: OnceBox<Box<[AtomicU32]>>,
+    /// How many there are.
+    count: AtomicUsize,
+    /// By the hash of the limit and the key. Locked after all else.
+    kept: Mutex<HashMap<u64, Vec<Kept<A>>>>,
+    pub(crate) most: usize,
+}
+
+/// A record, with the key that tells it from others of the same hash.
+struct Kept<A> {
+    key: Box<str>,
+    record: Record<A>,
+}
+
+/// There is no room for another record.
+pub(crate) struct Full;
+
+fn place(hash: u64) -> usize {
+    // Below the bits that are the same for all limits of a caller.
+    usize::try_from(hash % COUNTERS as u64).unwrap_or_default()
+}
+
+impl<A: InMemory> Records<A> {
+    pub(crate) fn new(most: usize) -> Self {
+        Self {
+            filter: OnceBox::new(),
+            count: AtomicUsize::new(0),
+            kept: Mutex::new(HashMap::new()),
+            most,
+        }
+    }
+
+    pub(crate) fn count(&self) -> usize {
+        self.count.load(Ordering::Relaxed)
+    }
+
+    /// Whether a key may have a record under a limit.
+    #[inline]
+    pub(crate) fn may_have(&self, limit: &Limit<A>, hash: u64) -> bool {
+        limit.is_overridable() && self.has_at(hash)
+    }
+
+    #[inline]
+    fn has_at(&self, hash: u64) -> bool {
+        // Not before the state was read.
+        fence(Ordering::Acquire);
+        self.filter.get().is_some_and(|filter| filter[place(hash)].load(Ordering::SeqCst) > 0)
+    }
+
+    /// Whether a check of a batch may have a record.
+    #[inline]
+    pub(crate) fn may_rule(&self, batch: &Batch<'_, A>) -> bool {
+        fence(Ordering::Acquire);
+        self.count.load(Ordering::SeqCst) > 0 && batch.is_overridable()
+    }
+
+    /// How the checks of a batch stand at `now`, all at one moment; nothing if the policy decides
+    /// all. The states of the batch are locked.
+    pub(crate) fn standings(
+        &self,
+        batch: &Batch<'_, A>,
+        hashes: &[u64],
+        now: Timestamp,
+    ) -> Vec<Standing<A>> {
+        if !self.may_rule(batch) {
+            return Vec::new();
+        }
+        let kept = lock(&self.kept);
+        let checks = batch.checks().iter().zip(hashes);
+        let of = |(check, hash): (&ratelimit_core::store::Check<'_, A>, &u64)| {
+            let limit = check.limit;
+            let record = || kept.get(hash)?.iter().find(|kept| *kept.key == *check.key);
+            let record = if limit.is_overridable() { record() } else { None };
+            limit.standing(record.map(|kept| &kept.record), now)
+        };
+        checks.map(of).collect()
+    }
+
+    /// The record of a key that stands at `now`.
+    pub(crate) fn get(&self, hash: u64, key: &str, now: Timestamp) -> Option<Record<A>> {
+        let kept = lock(&self.kept);
+        let found = kept.get(&hash)?.iter().find(|kept| &*kept.key == key)?;
+        Some(found.record.clone()).filter(|record| record.stands_at(now))
+    }
+
+    /// Puts `next` in the place of `standing`, if that is what stands at `now`: returns whether it
+    /// is.
+    pub(crate) fn exchange(
+        &self,
+        (hash, key): (u64, &str),
+        now: Timestamp,
+        standing: Option<&Record<A>>,
+        next: Option<&Record<A>>,
+    ) -> Result<bool, Full>
+    where
+        A: PartialEq,
+    {
+        // Foreign code, before anything is written.
+        let next = next.cloned();
+        let mut all = lock(&self.kept);
+        let place_of = |of: &Vec<Kept<A>>| of.iter().position(|kept| &*kept.key == key);
+        let found = all.get(&hash).and_then(place_of);
+        let before = all.get_mut(&hash).zip(found);
+        let stands = before.as_ref().map(|(of, place)| &of[*place].record);
+        if stands.filter(|record| record.stands_at(now)) != standing {
+            return Ok(false);
+        }
+        let replaced = match (before, next) {
+            (Some((of, place)), Some(next)) => Some(std::mem::replace(&mut of[place].record, next)),
+            (Some((of, place)), None) => {
+                let removed = of.swap_remove(place);
+                if of.is_empty() {
+                    all.remove(&hash);
+                }
+                self.uncount(hash);
+                Some(removed.record)
+            }
+            (None, Some(record)) => {
+                if self.count() >= self.most {
+                    self.forget_ended(&mut all, now);
+                }
+                if self.count() >= self.most {
+                    return Err(Full);
+                }
+                all.entry(hash).or_default().push(Kept { key: key.into(), record });
+                let filter = self
+                    .filter
+                    .get_or_init(|| Box::new((0..COUNTERS).map(|_| AtomicU32::new(0)).collect()));
+                filter[place(hash)].fetch_add(1, Ordering::SeqCst);
+                self.count.fetch_add(1, Ordering::SeqCst);
+                None
+            }
+            (None, None) => None,
+        };
+        drop(all);
+        // Foreign code, after all is written.
+        drop(replaced);
+        Ok(true)
+    }
+
+    /// Counts one record less. What is still counted lets a decision look for none; the lock of the
+    /// records is held.
+    fn uncount(&self, hash: u64) {
+        if let Some(filter) = self.filter.get() {
+            filter[place(hash)].fetch_sub(1, Ordering::SeqCst);
+        }
+        self.count.fetch_sub(1, Ordering::SeqCst);
+    }
+
+    /// Removes the records that have ended.
+    fn forget_ended(&self, all: &mut HashMap<u64, Vec<Kept<A>>>, now: Timestamp) {
+        all.retain(|hash, of| {
+            of.retain(|kept| {
+                let stands = kept.record.stands_at(now);
+                if !stands {
+                    self.uncount(*hash);
+                }
+                stands
+            });
+            !of.is_empty()
+        });
+    }
+}

@@ -1,0 +1,132 @@
+//! Stores that break a rule, each of which is caught.
+
+use std::time::Duration;
+
+use ratelimit_core::Refusal;
+use ratelimit_core::algorithm::AnyState;
+
+use super::*;
+
+/// How a store is wrong.
+trait Wrong: Send + Sync + 'static {
+    /// Before a batch is decided.
+    fn before(_: &WrongStore<Self>, _: &Batch<'_, Any>)
+    where
+        Self: Sized,
+    {
+    }
+
+    /// Before a record changes.
+    fn at_change(_: &WrongStore<Self>, _: &Limit<Any>, _: &str)
+    where
+        Self: Sized,
+    {
+    }
+
+    /// The limit that decides in place of one.
+    fn sees(limit: &Limit<Any>) -> Limit<Any> {
+        limit.clone()
+    }
+}
+
+struct WrongStore<W>(PureStore, std::marker::PhantomData<W>);
+
+impl<W: Wrong> Store<Any> for WrongStore<W> {
+    type Error = Refusal;
+
+    async fn apply(&self, batch: &Batch<'_, Any>) -> Result<Verdict, Refusal> {
+        W::before(self, batch);
+        let limits: Vec<_> = batch.checks().iter().map(|check| W::sees(check.limit)).collect();
+        let checks = batch.checks().iter().zip(&limits);
+        let checks: Vec<_> = checks.map(|(check, limit)| Check { limit, ..*check }).collect();
+        self.0.decide(&batch.with_checks(&checks))
+    }
+}
+
+impl<W: Wrong> RecordStore<Any> for WrongStore<W> {
+    async fn record(&self, limit: &Limit<Any>, key: &str) -> Result<Option<Record<Any>>, Refusal> {
+        self.0.record(limit, key).await
+    }
+
+    async fn exchange_record(
+        &self,
+        limit: &Limit<Any>,
+        key: &str,
+        standing: Option<&Record<Any>>,
+        next: Option<&Record<Any>>,
+    ) -> Result<bool, Refusal> {
+        W::at_change(self, limit, key);
+        self.0.exchange_record(limit, key, standing, next).await
+    }
+}
+
+struct OfWrong<W>(std::marker::PhantomData<W>);
+
+impl<W: Wrong> Harness<Any> for OfWrong<W> {
+    type Store = WrongStore<W>;
+
+    fn new() -> Self {
+        Self(std::marker::PhantomData)
+    }
+
+    fn store(&self) -> Self::Store {
+        WrongStore(PureStore::new(), std::marker::PhantomData)
+    }
+
+    fn clock(&self, store: &Self::Store) -> StoreClock {
+        store.0.clock().into()
+    }
+
+    async fn state(&self, store: &Self::Store, limit: &Limit<Any>, key: &str) -> Option<AnyState> {
+        store.0.state(limit, key)
+    }
+
+    async fn leaks(&self, _: &Self::Store, _: Duration) -> Vec<String> {
+        Vec::new()
+    }
+}
+
+fn broken<W: Wrong>() -> Vec<RecordRule> {
+    RecordRule::ALL.into_iter().filter(|rule| rule.held_by::<OfWrong<W>>().is_err()).collect()
+}
+
+struct Right;
+impl Wrong for Right {}
+
+/// Takes the record away with the state.
+struct ForgetsWithTheState;
+impl Wrong for ForgetsWithTheState {
+    fn before(store: &WrongStore<Self>, batch: &Batch<'_, Any>) {
+        for check in batch.checks().iter().filter(|_| batch.operation() == Op::Reset) {
+            let record = crate::block_on(store.0.record(check.limit, check.key)).expect("told");
+            let cleared = store.0.exchange_record(check.limit, check.key, record.as_ref(), None);
+            let _ = crate::block_on(cleared);
+        }
+    }
+}
+
+/// Starts again with the numbers of a record.
+struct GrantsASecondBurst;
+impl Wrong for GrantsASecondBurst {
+    fn at_change(store: &WrongStore<Self>, limit: &Limit<Any>, key: &str) {
+        let check = Check { limit, key, cost: 0 };
+        let _ = store.0.decide(&Batch::one(&check).op(Op::Reset));
+    }
+}
+
+/// Looks for no record.
+struct IgnoresRecords;
+impl Wrong for IgnoresRecords {
+    fn sees(limit: &Limit<Any>) -> Limit<Any> {
+        let plain = Limit::new(limit.name(), *limit.algorithm()).expect("a name");
+        if limit.counts_attempts() { plain.count_attempts().expect("it can") } else { plain }
+    }
+}
+
+#[test]
+fn wrong_stores_are_caught() {
+    assert_eq!(broken::<Right>(), []);
+    assert!(broken::<ForgetsWithTheState>().contains(&RecordRule::OutlivesStates));
+    assert!(broken::<GrantsASecondBurst>().contains(&RecordRule::RaisesWithoutASecondBurst));
+    assert!(broken::<IgnoresRecords>().len() > 4);
+}
