@@ -51,8 +51,8 @@ fn sees_each_change(words: &[&str]) {
             let changed = store.exchange_record(last, "alice", old.as_ref(), new.as_ref());
             assert_eq!(block_on(changed), Ok(true));
             phase.fetch_add(1, Ordering::SeqCst);
-            // Until a decision lies between this change and the next. If a thread has panicked, none
-            // may come.
+            // Until a decision lies between this change and the next. None may come if a thread
+            // has panicked.
             let seen = if new.is_some() { &seen_blocked } else { &seen_free };
             let before = seen.load(Ordering::Relaxed);
             let mut turns = 0..1_000_000;
