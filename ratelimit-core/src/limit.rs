@@ -225,17 +225,7 @@ impl<A: Algorithm> Limit<A> {
         A: Share,
     {
         let algorithm = self.algorithm.share(nodes).map_err(|error| error.in_limit(&*self.name))?;
-        let state_name = state_name(&self.name, &algorithm)?;
-        Ok(Self {
-            name: self.name.clone(),
-            fingerprint: fingerprint(&state_name),
-            state_name,
-            identifier_names: self.identifier_names.clone(),
-            conditions: self.conditions.clone(),
-            max: None,
-            algorithm,
-            ..*self
-        })
+        self.by_algorithm(algorithm)
     }
 
     /// Checks that it counts by none but these identifiers, and that its [conditions](Self::when)

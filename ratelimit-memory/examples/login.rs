@@ -58,7 +58,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         let tries = (0..n).map(|_| log_in(&limiter, alice, || false));
         tries.collect::<Result<Vec<_>, _>>()
     };
-    // The third failure locks the account out. Nobody looks at a fourth password.
+    // The third failure locks the account out. The service reads no fourth password.
     assert!(wrong(3)?.iter().all(|answer| *answer == Answer::WrongPassword));
     assert_eq!(log_in(&limiter, alice, || true)?, Answer::LockedOut(15 * MINUTE));
     // A caller that retries waits no longer for that.

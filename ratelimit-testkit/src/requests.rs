@@ -145,7 +145,7 @@ enum Said {
 pub(crate) type Named = (String, Decision, Account, bool);
 
 fn named(one: NamedDecision<'_, AnyAlgorithm>) -> Named {
-    // What is charged is told by the warnings.
+    // The warnings follow from what was charged.
     let account = Account { charged: None, ..one.account() };
     (one.name().to_owned(), *one.decision(), account, one.is_warned())
 }

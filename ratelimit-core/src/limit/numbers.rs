@@ -60,7 +60,7 @@ impl<A: Algorithm> Limit<A> {
     /// # Errors
     /// Numbers that it does not accept: of another algorithm or window, or larger than its `max`.
     pub fn with_numbers(&self, numbers: A) -> Result<Self, ConfigError> {
-        let own = self.renumbered(numbers)?;
+        let own = self.by_algorithm(numbers)?;
         self.accepts(&own).map_err(|why| self.refuses_numbers(why))?;
         Ok(own)
     }
@@ -89,13 +89,14 @@ impl<A: Algorithm> Limit<A> {
 
     /// The limit at the numbers of a [record](crate::Record), which its `max` does not bind.
     pub(crate) fn at_numbers(&self, numbers: A) -> Result<Self, ConfigError> {
-        let own = self.renumbered(numbers)?;
+        let own = self.by_algorithm(numbers)?;
         self.can_decide_by(&own).map_err(|why| self.refuses_numbers(why))?;
         Ok(own)
     }
 
-    fn renumbered(&self, numbers: A) -> Result<Self, ConfigError> {
-        let state_name = state_name(&self.name, &numbers)?;
+    /// The same limit by another algorithm, without a `max`, which was that of its own.
+    pub(super) fn by_algorithm(&self, algorithm: A) -> Result<Self, ConfigError> {
+        let state_name = state_name(&self.name, &algorithm)?;
         Ok(Self {
             name: self.name.clone(),
             fingerprint: fingerprint(&state_name),
@@ -103,7 +104,7 @@ impl<A: Algorithm> Limit<A> {
             identifier_names: self.identifier_names.clone(),
             conditions: self.conditions.clone(),
             max: None,
-            algorithm: numbers,
+            algorithm,
             ..*self
         })
     }
