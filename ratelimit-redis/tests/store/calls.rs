@@ -188,9 +188,10 @@ pub(crate) fn decides_in_order(wrong: Option<Wrong>, cases: u32) -> Result<(), S
                 let verdict = task.await.expect("no panic").map_err(|error| lost(&error))?;
                 prop_assert_eq!(told(&verdict), due);
             }
-            // None of those that wait waits for another: there are no more calls than may be out,
-            // and on a slow machine one that measures the way.
-            prop_assert!(wrong.is_some() || gated.calls() <= 2 * OUT.len() + 1);
+            // None of those that wait waits for another: there are no more calls than may be out.
+            // On a slow machine, one that measures the way may come between them, and what is left
+            // then is shared anew.
+            prop_assert!(wrong.is_some() || gated.calls() <= 2 * OUT.len() + 2);
             for limit in limits {
                 for key in ["alice", "bob"] {
                     let left = peek(&pure, limit, key).await;
