@@ -4,8 +4,11 @@ use alloc::borrow::Cow;
 use alloc::boxed::Box;
 use alloc::format;
 use alloc::string::String;
+use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::num::{NonZeroU8, NonZeroU64};
+
+use derive_where::derive_where;
 
 use crate::algorithms::Algorithm;
 use crate::error::{ConfigError, did_you_mean};
@@ -455,8 +458,9 @@ fn checked_name(name: &str, what: &str) -> Result<(), ConfigError> {
 /// assert_eq!(limits.iter().count(), 1);
 /// # }
 /// ```
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Limits<A>(Vec<Limit<A>>);
+#[derive(Debug, PartialEq, Eq)]
+#[derive_where(Clone)]
+pub struct Limits<A>(Arc<[Limit<A>]>);
 
 impl<A: Algorithm> Limits<A> {
     /// These limits, in this order.
@@ -473,7 +477,13 @@ impl<A: Algorithm> Limits<A> {
                 return Err(name_is_taken(&limit.name));
             }
         }
-        Ok(Self(limits))
+        Ok(Self(limits.into()))
+    }
+
+    /// Whether these are a copy of the others, which a comparison of pointers tells.
+    #[inline]
+    pub(crate) fn is_copy_of(&self, others: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &others.0)
     }
 
     /// Those of these limits that have one of these names, in the order of the policy. A name that

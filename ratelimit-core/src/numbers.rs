@@ -22,9 +22,9 @@ use crate::refusal::Refusal;
 /// those of a limit may ([`state_name`](Limit::state_name)). So give the same numbers with every
 /// request of a customer, also where it peeks and settles.
 ///
-/// Numbers belong to the limits that they were built from. Where the policy is replaced, a request
-/// checks them against the limits in force, by name: one whose numbers these do not accept is
-/// refused, until its numbers are built anew.
+/// Numbers belong to the limits that they were built from, and to copies of these. Where the policy
+/// is replaced, a request checks them against the limits in force, by name: one whose numbers these
+/// do not accept is refused, until its numbers are built anew.
 ///
 /// ```
 /// use ratelimit_core::{Gcra, Limits, RateLimiter};
@@ -46,6 +46,8 @@ use crate::refusal::Refusal;
 pub struct Numbers<A = AnyAlgorithm> {
     /// Each a limit of the policy at other numbers.
     limits: Box<[Limit<A>]>,
+    /// The policy, which has accepted them.
+    accepted_by: Limits<A>,
 }
 
 impl<A: Algorithm> Limits<A> {
@@ -86,11 +88,17 @@ impl<A: Algorithm> Limits<A> {
             let algorithm = algorithm(limit.algorithm(), numbers);
             limits.push(limit.with_numbers(algorithm.map_err(|error| error.in_limit(name))?)?);
         }
-        Ok(Numbers { limits: limits.into() })
+        Ok(Numbers { limits: limits.into(), accepted_by: self.clone() })
     }
 
     /// Refuses numbers that these limits do not accept: they were built from others.
+    #[inline]
     pub(crate) fn accept(&self, numbers: &Numbers<A>) -> Result<(), Refusal> {
+        if self.is_copy_of(&numbers.accepted_by) { Ok(()) } else { self.accept_by_name(numbers) }
+    }
+
+    #[inline(never)]
+    fn accept_by_name(&self, numbers: &Numbers<A>) -> Result<(), Refusal> {
         numbers.limits.iter().try_for_each(|own| {
             let limit = self.iter().find(|limit| limit.name() == own.name());
             let gone = "no limit of the policy has this name; build them from the limits in force";

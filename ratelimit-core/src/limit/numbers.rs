@@ -130,13 +130,10 @@ impl<A: Algorithm> Limit<A> {
         // The limit in force says to whom it applies. A changed threshold of a warning counts once
         // the numbers are built anew.
         let settings = |of: &Self| (of.shadow, of.counts_attempts, of.overridable, of.on_outage);
-        if own.fingerprint != self.fingerprint {
-            return Err(OTHER_STATES);
-        }
+        self.can_decide_by(own)?;
         if settings(own) != settings(self) || own.identifier_names != self.identifier_names {
             return Err(OLD_LIMIT);
         }
-        self.can_decide_by(own)?;
         if own.algorithm.is_within(max) { Ok(()) } else { Err(TOO_LARGE) }
     }
 }

@@ -495,16 +495,15 @@ impl<S: SyncStore<A>, A: Algorithm, C: Identifiers + ?Sized> Request<'_, S, A, C
     /// The store's error. A denial is not an error.
     #[inline]
     pub fn apply_now(self, op: Op) -> Result<Verdict, S::Error> {
+        self.suits_limits()?;
         if let [limit] = self.limiter.limits.as_slice()
             && !limit.is_shadow()
-            && self.costs.is_none()
-            && self.numbers.is_none()
             && let Some(key) = limit.key_for(self.caller)
         {
-            let check = Check { limit, key: &key, cost: self.cost };
+            let (limit, cost) = (self.deciding(limit), self.cost_under(limit));
+            let check = Check { limit, key: &key, cost };
             return self.limiter.store.apply_now(&self.shape_batch(Batch::one(&check), op));
         }
-        self.suits_limits()?;
         self.apply_any_now(op).0
     }
 
