@@ -68,7 +68,7 @@ pub enum Refusal {
     /// A limit looks for records of its callers, and the store keeps none.
     #[error(
         "limit {limit:?} is overridable, and this store keeps no records; leave overridable out, or \
-         take a store that does: in memory, or on Redis in the mode lua"
+         take a store that does: in memory, or on Redis in the modes lua and cas"
     )]
     NoRecords {
         /// The limit's name.

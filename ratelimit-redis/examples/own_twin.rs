@@ -8,7 +8,7 @@
 
 use ratelimit_core::algorithm::{InMemory, Step, Write};
 use ratelimit_core::{Algorithm, Decision, Limit, Limits, RateLimiter, Timestamp};
-use ratelimit_redis::{LuaProgram, Program, RedisStore, Stored, Twin};
+use ratelimit_redis::{LuaProgram, Program, RecordText, RedisStore, Stored, Twin};
 
 /// This much, and never again.
 #[derive(Clone, Copy, Debug)]
@@ -62,6 +62,8 @@ spent = after
 expires = 2^52 - 1
 ",
 );
+
+impl RecordText for Trial {}
 
 impl LuaProgram for Trial {
     fn twins(&self) -> impl IntoIterator<Item = Twin> {

@@ -11,7 +11,7 @@ use ratelimit_core::{
     Timestamp, beside_built_in,
 };
 use ratelimit_memory::MemoryStore;
-use ratelimit_redis::{Cas, Codec, RedisError, RedisStore};
+use ratelimit_redis::{Cas, Codec, RecordText, RedisError, RedisStore};
 
 const DAY_US: u64 = 86_400_000_000;
 
@@ -85,6 +85,8 @@ impl Codec for Spent {
     }
 }
 
+impl RecordText for WeekendBudget {}
+
 beside_built_in! {
     /// The algorithms of this program: the built-in ones and its own.
     #[derive(Clone, Copy, Debug)]
@@ -97,6 +99,8 @@ beside_built_in! {
     #[derive(Clone, Debug)]
     pub enum PlanState;
 }
+
+impl RecordText for Plan {}
 
 impl Codec for PlanState {
     fn encode(&self) -> Vec<u8> {

@@ -2,11 +2,11 @@
 //! Methods for Concurrency Control", 1981) for any algorithm, stepped in Rust, without Lua of its
 //! own.
 //!
-//! 1. Read the states of the batch, the reservations under its id, and the server's time: at one
-//!    moment if they lie in one slot, else concurrently.
+//! 1. Read the states of the batch, the reservations under its id, the records of its callers, and
+//!    the server's time: at one moment if they lie in one slot, else concurrently.
 //! 2. Decide with [`decide`], as the memory store does.
-//! 3. Write if nothing that was read has changed. Otherwise start again after a jittered pause, a
-//!    bounded number of times.
+//! 3. Write if nothing that was read has changed, and no record has ended. Otherwise start again
+//!    after a jittered pause, a bounded number of times.
 //!
 //! Callers of one process take turns at a key, so only other processes can interfere.
 //!
@@ -27,18 +27,18 @@ use ratelimit_core::algorithm::Write;
 use ratelimit_core::store::{Batch, Check, Now, Op, Reservation, Snapshot, States, decide};
 use ratelimit_core::{Algorithm, Limit, Timestamp, Verdict};
 
-use crate::codec::Codec;
+use crate::codec::{Codec, RecordText};
 use crate::concurrent::all;
 use crate::connection::{Argument, Connection, Reply, TryAgain, slot};
 use crate::deadline::Deadline;
 use crate::error::{LEFT, REMOVED, RedisError, Result};
 use crate::mode::Cas;
 use crate::program::newest_us;
-use crate::records::Premise;
+use crate::records::{self, Looked, Premise, push_premises};
 use crate::reservation;
 use crate::rounds::Rounds;
 use crate::script::{Premises, Script};
-use crate::store::{Mode, NewestAt, RedisStore, StatesAt, TimesIn, evalsha, ttl_ms};
+use crate::store::{Mode, NewestAt, RedisStore, StatesAt, TimesIn, evalsha, push_time, ttl_ms};
 use crate::turns::Taken;
 
 mod in_slot;
@@ -46,7 +46,7 @@ mod in_slot;
 use in_slot::CasInSlot;
 
 static COMPARE_AND_SET: LazyLock<Script> =
-    LazyLock::new(|| Script::new(include_str!("lua/compare_and_set.lua"), &[], Premises::None));
+    LazyLock::new(|| Script::new(include_str!("lua/compare_and_set.lua"), &[], Premises::First));
 
 /// How many times a batch is decided before it fails as contended.
 const ATTEMPTS: usize = 32;
@@ -65,6 +65,8 @@ pub(crate) struct Reads<S> {
     pub(crate) slots: Vec<CasValue>,
     pub(crate) states: Vec<Option<S>>,
     pub(crate) reservations: Vec<Option<Reservation>>,
+    /// The time of the server, or the one that was given.
+    pub(crate) now: Timestamp,
     fingerprint: u64,
 }
 
@@ -167,11 +169,16 @@ impl<S: Codec> States<S> for Reads<S> {
     }
 }
 
-impl<A: Algorithm<State: Codec>> Mode<A> for Cas {
+impl<A: RecordText<State: Codec>> Mode<A> for Cas {
     type InSlot<'s, C: Connection>
         = CasInSlot<'s, A, C>
     where
         A: 's;
+
+    /// It reads records together with the states.
+    fn look<C: Connection>(_: &RedisStore<Self, C>, _: &Batch<'_, A>) -> Result<Looked<A>> {
+        Ok(Looked::NOTHING)
+    }
 
     async fn decide<'s, C: Connection>(
         store: &'s RedisStore<Self, C>,
@@ -186,12 +193,13 @@ impl<A: Algorithm<State: Codec>> Mode<A> for Cas {
         let mut attempts = request.attempts(&turn);
         loop {
             let decided = request.decided(batch, false, writes).await;
-            let (verdict, now, reads) = decided.map_err(|error| attempts.rounds.explain(error))?;
+            let decided = decided.map_err(|error| attempts.rounds.explain(error))?;
+            let (verdict, reads, looked) = decided;
             if !reads.changes() {
                 return Ok(verdict);
             }
             attempts.next(&reads.slots)?;
-            let written = request.write(&reads.slots, now).await;
+            let written = request.write(&reads.slots, &looked.premises, reads.now).await;
             if written.map_err(|error| attempts.rounds.explain(error))? {
                 return Ok(verdict);
             }
@@ -249,7 +257,7 @@ impl<A: Algorithm<State: Codec>> Mode<A> for Cas {
         let Some(write) = full.swap_remove(0) else { return Ok(()) };
         let change = write.map(|state| state.encode());
         let slot = CasValue { key: key.to_owned(), read: states.read.pop(), change };
-        store.request(Now::Store, deadline).write(&[slot], states.now).await.map(drop)
+        store.request(Now::Store, deadline).write(&[slot], &[], states.now).await.map(drop)
     }
 
     fn newest_at(limit: &str) -> Option<NewestAt> {
@@ -328,30 +336,33 @@ impl<'s, C: Connection> CasRequest<'s, C> {
         Ok((slot, state))
     }
 
-    /// Decides on the stored states: the verdict, its time, and the writes that it requires. New
-    /// reservations are marked `reserved` if they may have to be taken back. Nothing is charged
-    /// yet. If the batch `writes`, values that no limit wrote are removed.
-    pub(crate) async fn decided<A: Algorithm<State: Codec>>(
+    /// Decides on the stored states: the verdict, the writes that it requires, and how the checks
+    /// stand by the records of their callers. New reservations are marked `reserved` if they may
+    /// have to be taken back. Nothing is charged yet. If the batch `writes`, values that no limit
+    /// wrote are removed.
+    pub(crate) async fn decided<A: RecordText<State: Codec>>(
         &self,
         batch: &Batch<'_, A>,
         reserved: bool,
         writes: bool,
-    ) -> Result<(Verdict, Timestamp, Reads<A::State>)> {
+    ) -> Result<(Verdict, Reads<A::State>, Looked<A>)> {
         let read = self.read(batch, writes).await;
-        let (mut reads, now) = read.map_err(RedisError::of_a_lookup)?;
-        let verdict = decide(batch, now, &mut reads)?;
-        if matches!(batch.operation(), Op::Acquire | Op::Extend) && verdict.allowed() {
-            reads.reserve_back(batch.checks(), reserved);
+        let (mut reads, looked) = read.map_err(RedisError::of_a_lookup)?;
+        let checks = looked.checks(batch);
+        let ruled = looked.ruled(batch, &checks);
+        let verdict = decide(&ruled, reads.now, &mut reads)?;
+        if matches!(ruled.operation(), Op::Acquire | Op::Extend) && verdict.allowed() {
+            reads.reserve_back(ruled.checks(), reserved);
         }
-        Ok((verdict, now, reads))
+        Ok((verdict, reads, looked))
     }
 
     /// Reads all that a batch needs, and the time: at one moment if one server has all of it.
-    async fn read<A: Algorithm<State: Codec>>(
+    async fn read<A: RecordText<State: Codec>>(
         &self,
         batch: &Batch<'_, A>,
         writes: bool,
-    ) -> Result<(Reads<A::State>, Timestamp)> {
+    ) -> Result<(Reads<A::State>, Looked<A>)> {
         let (store, checks, id) = (self.store, batch.checks(), batch.reservation_id());
         let mut keys: Vec<_> =
             checks.iter().map(|check| store.key(check.limit, check.key)).collect();
@@ -359,18 +370,41 @@ impl<'s, C: Connection> CasRequest<'s, C> {
             let reserved = |check: &Check<'_, A>| store.reservation_key(check.limit, check.key, id);
             keys.extend(checks.iter().map(reserved));
         }
+        let overridable = checks.iter().filter(|check| check.limit.is_overridable());
+        let of_records: Vec<_> = overridable
+            .map(|check| (store.inner.keys.of_records(check.key), check.limit.state_name()))
+            .collect();
         let first = keys.first().map_or("", String::as_str);
-        let (read, now) = if let Some(read) = self.read_at_once(&keys).await? {
-            read
-        } else {
+        let each = async || {
             let reading = keys.iter().zip(checks.iter().cycle());
             let reading = reading.map(|(key, check)| self.get(check.limit, key));
-            let (read, now) = join(all(reading), self.now(first)).await;
-            (read.into_iter().collect::<Result<Vec<_>>>()?, now?)
+            all(reading).await.into_iter().collect::<Result<Vec<_>>>()
         };
+        let (mut read, now) = match self.read_at_once(&keys, &of_records).await {
+            Ok(Some(read)) => read,
+            Err(error) if error.is_wrong_type() => {
+                // The states say which of them it is.
+                let read = each().await?;
+                if !of_records.is_empty() {
+                    return Err(error);
+                }
+                (read, self.now(first).await?)
+            }
+            Err(error) => return Err(error),
+            Ok(None) => {
+                let (read, now) = join(each(), self.now(first)).await;
+                (read?, now?)
+            }
+        };
+        let mut of_records = read.split_off(keys.len()).into_iter();
+        let looked = records::look(&store.inner.keys, batch, |_, _| {
+            let text = of_records.next()??;
+            let has_ended = records::has_ended(&text, now);
+            Some((text, has_ended))
+        })?;
         let (slots, states) = (Vec::with_capacity(keys.len()), Vec::with_capacity(checks.len()));
         let fingerprint = id.map_or(0, |_| reservation::fingerprint(&store.inner.keys, batch));
-        let mut reads = Reads { slots, states, reservations: Vec::new(), fingerprint };
+        let mut reads = Reads { slots, states, reservations: Vec::new(), now, fingerprint };
         for (place, (key, read)) in keys.into_iter().zip(read).enumerate() {
             let limit = checks[place % checks.len()].limit;
             let mut slot = CasValue { key, read, change: Write::Keep };
@@ -386,31 +420,33 @@ impl<'s, C: Connection> CasRequest<'s, C> {
             }
             reads.slots.push(slot);
         }
-        Ok((reads, now))
+        Ok((reads, looked))
     }
 
-    /// Reads several keys, and the time, at one moment: what is not written is not compared
-    /// afterwards, so a peek at several limits would otherwise show them as of different moments.
-    /// `None` if there is one key, or if one has another type or slot.
+    /// Reads several keys, fields of records and the time, at one moment: what is not written is
+    /// not compared afterwards, so a peek at several limits would otherwise show them as of
+    /// different moments. `None` if there are no records, and one key, or one of another slot.
     async fn read_at_once(
         &self,
         keys: &[String],
+        of_records: &[(String, &str)],
     ) -> Result<Option<(Vec<Option<Vec<u8>>>, Timestamp)>> {
         let [first, others @ ..] = keys else { return Ok(None) };
         let inner = &self.store.inner;
         let is_cluster = inner.connection.is_cluster();
         let is_elsewhere = |key: &String| is_cluster && slot::of(key) != slot::of(first);
-        if others.is_empty() || others.iter().any(is_elsewhere) {
+        if of_records.is_empty() && (others.is_empty() || others.iter().any(is_elsewhere)) {
             return Ok(None);
         }
         let reads = keys.iter().map(|key| ["GET", key].map(Argument::Text).to_vec());
+        let of_records = of_records.iter();
+        let of_records =
+            of_records.map(|(key, field)| ["HGET", key, field].map(Argument::Text).to_vec());
+        let reads = reads.chain(of_records);
         let commands: Vec<_> = reads.chain([vec![Argument::Text("TIME")]]).collect();
-        let replies = inner.connection.transaction(first, &commands, self.deadline).await;
-        let mut replies = match replies {
-            Err(error) if error.is_wrong_type() => return Ok(None),
-            replies => replies?,
-        };
-        let told = replies.pop().filter(|_| replies.len() == keys.len()).unwrap_or(Reply::Nil);
+        let mut replies = inner.connection.transaction(first, &commands, self.deadline).await?;
+        let told =
+            replies.pop().filter(|_| replies.len() + 1 == commands.len()).unwrap_or(Reply::Nil);
         let now = inner.time(&told)?;
         let now = if let Now::At(given) = self.time { given } else { now };
         let values = replies.into_iter().map(|reply| inner.value(reply));
@@ -433,23 +469,34 @@ impl<'s, C: Connection> CasRequest<'s, C> {
         if removes {
             // If it is unchanged, so the limit recovers and the error is reported once.
             slot.change = Write::Remove;
-            self.write(std::slice::from_ref(slot), Timestamp::ZERO).await?;
+            self.write(std::slice::from_ref(slot), &[], Timestamp::ZERO).await?;
         }
         Err(RedisError::corrupt(limit, &slot.key, if removes { REMOVED } else { LEFT }))
     }
 
-    /// Makes the recorded changes, if any. Returns whether everything that was read was still
-    /// unchanged.
-    pub(crate) async fn write(&self, slots: &[CasValue], now: Timestamp) -> Result<bool> {
+    /// Makes the noted changes, if any. Returns whether everything that was read was still
+    /// unchanged, and so were the records that it assumes.
+    pub(crate) async fn write(
+        &self,
+        slots: &[CasValue],
+        premises: &[Premise],
+        now: Timestamp,
+    ) -> Result<bool> {
         if !slots.iter().any(CasValue::changes) {
             return Ok(true);
         }
         if let [slot] = slots
+            && premises.is_empty()
             && let Some(written) = self.write_one(slot, now).await?
         {
             return Ok(written);
         }
-        let mut words = evalsha(slots.iter().map(|slot| &*slot.key), slots.len());
+        let of_states = slots.iter().map(|slot| &*slot.key);
+        let keys: Vec<_> = of_states.chain(premises.iter().map(|premise| &*premise.key)).collect();
+        let mut words = evalsha(keys.into_iter(), slots.len());
+        // Without records, no time matters.
+        push_time(&mut words, if premises.is_empty() { Now::At(now) } else { self.time });
+        push_premises(&mut words, premises.iter(), slots.len());
         for slot in slots {
             let (kind, value, ttl_ms) = self.change(&slot.change, now);
             let read = slot.read.as_deref();
@@ -463,6 +510,8 @@ impl<'s, C: Connection> CasRequest<'s, C> {
         match &*answer {
             b"0" => Ok(false),
             b"1" => Ok(true),
+            // The records that stand, behind a line of their own.
+            other if other.split(|byte| *byte == b'\n').nth(1) == Some(b"~") => Ok(false),
             _ => Err(inner.peer.unexpected(&Reply::Text(answer))),
         }
     }

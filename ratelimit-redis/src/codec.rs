@@ -1,4 +1,7 @@
-//! [`Codec`]: a state as bytes, for the compare-and-set mode.
+//! [`Codec`]: a state as bytes, for the compare-and-set mode. [`RecordText`]: numbers as text, for
+//! records.
+
+use ratelimit_core::{Algorithm, AnyAlgorithm, Record, UnendedRecord};
 
 mod numbers;
 mod stack;
@@ -34,6 +37,43 @@ pub trait Codec: Sized {
 
     /// The state of these bytes, or `None` if they are no state.
     fn decode(bytes: &[u8]) -> Option<Self>;
+}
+
+/// The numbers of an algorithm as text, in which a [record](ratelimit_core::Record) keeps them.
+///
+/// `impl RecordText for Mine {}` has no text: then records of this algorithm block and exempt, and
+/// those with numbers are refused.
+#[diagnostic::on_unimplemented(
+    message = "nothing says how records keep the numbers of `{Self}`",
+    label = "no `RecordText`",
+    note = "`impl RecordText for {Self} {{}}` suffices: then records block and exempt, and have no numbers"
+)]
+pub trait RecordText: Algorithm {
+    /// The numbers as text: for a built-in algorithm such as `gcra 10/s burst 20`. `None`, the
+    /// default, if there is none.
+    fn numbers_to_text(&self) -> Option<String> {
+        None
+    }
+
+    /// The numbers of such a text, for a record: `None` if it is none.
+    #[must_use]
+    fn numbers_from_text(text: &str) -> Option<UnendedRecord<Self>>
+    where
+        Self: Sized,
+    {
+        let _ = text;
+        None
+    }
+}
+
+impl RecordText for AnyAlgorithm {
+    fn numbers_to_text(&self) -> Option<String> {
+        Some(self.to_string())
+    }
+
+    fn numbers_from_text(text: &str) -> Option<UnendedRecord<Self>> {
+        text.parse().ok().map(Record::numbers)
+    }
 }
 
 pub(crate) fn number(digits: &[u8]) -> Option<u64> {

@@ -85,7 +85,8 @@
 //!
 //! # Your own algorithm
 //!
-//! In the mode [`Cas`], it needs only a [`Codec`] for its state ([the whole
+//! In the mode [`Cas`], it needs a [`Codec`] for its state, and `impl RecordText for Mine {}` ([the
+//! whole
 //! program](https://github.com/ratelimit-rs/ratelimit/blob/main/ratelimit-redis/examples/weekend_budget.rs)):
 //!
 //! ```
@@ -155,6 +156,7 @@ mod mode;
 mod multi_mode;
 mod native;
 mod program;
+mod record_store;
 mod records;
 mod reservation;
 mod rounds;
@@ -168,7 +170,7 @@ mod url;
 
 pub use builder::Builder;
 pub use client::Client;
-pub use codec::Codec;
+pub use codec::{Codec, RecordText};
 pub use connection::{Argument, Connection, External, IntoConnection, RedisConnection, Reply};
 pub use deadline::Deadline;
 pub use error::RedisError;

@@ -36,7 +36,8 @@ impl<A: LuaProgram> Mode<A> for Lua {
         A: 's;
 
     fn look<C: Connection>(store: &RedisStore<Self, C>, batch: &Batch<'_, A>) -> Result<Looked<A>> {
-        records::look(&store.inner.records, &store.inner.keys, batch)
+        let inner = &store.inner;
+        records::look(&inner.keys, batch, |key, field| inner.records.get(key, field))
     }
 
     // Not `async`, as `Store::apply` is not.

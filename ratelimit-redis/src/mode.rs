@@ -10,7 +10,8 @@ pub enum Lua {}
 ///
 /// It reads the states, steps, and writes only if no state has changed meanwhile. After a bounded
 /// number of attempts it returns [`Contended`](ratelimit_core::ErrorKind::Contended). If the server
-/// has `SET … IFEQ`, a batch of one check needs no scripting.
+/// has `SET … IFEQ`, a batch of one check needs no scripting, unless its limit looks for
+/// [records](ratelimit_core::Record): those are compared as the states are.
 ///
 /// ```no_run
 /// use ratelimit_core::{Gcra, Limits, RateLimiter};
@@ -75,7 +76,8 @@ impl Sealed for Lua {
 
 impl Sealed for Cas {
     const NAME: &'static str = "cas";
-    const COMMANDS: &'static str = "+eval +evalsha +multi +exec +ping +select +time +get +set +del";
+    const COMMANDS: &'static str = "+eval +evalsha +multi +exec +ping +select +time +get +set +del \
+        +hget +hset +hdel +hgetall +pttl +pexpire";
     const OLDEST: u32 = 5;
     const MARK: &'static str = "!";
     const SHARES_A_HASH: bool = false;

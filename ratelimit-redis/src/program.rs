@@ -3,11 +3,11 @@
 use std::borrow::Cow;
 use std::hash::{Hash, Hasher};
 
+use ratelimit_core::Timestamp;
 use ratelimit_core::algorithm::{Calendar, CalendarWindow};
-use ratelimit_core::{Algorithm, Timestamp, UnendedRecord};
 use smallvec::SmallVec;
 
-use crate::codec::parsed;
+use crate::codec::{RecordText, parsed};
 
 mod built_in;
 mod stack;
@@ -38,7 +38,7 @@ pub(crate) use built_in::{BUILT_IN, newest_of, newest_us};
     note = "build the store with `.cas()`: that mode runs any algorithm whose state implements `Codec`",
     note = "or write the algorithm's twin in Lua and implement `LuaProgram`"
 )]
-pub trait LuaProgram: Algorithm {
+pub trait LuaProgram: RecordText {
     /// The twins that decide together, each with its own state: one, except for a
     /// [`Stack`](ratelimit_core::Stack).
     fn twins(&self) -> impl IntoIterator<Item = Twin>;
@@ -46,23 +46,6 @@ pub trait LuaProgram: Algorithm {
     /// The stored state, or `None` if these twins do not write such a state. `stored` follows the
     /// order of the twins, and at least one of them has stored a value.
     fn decode(&self, stored: &[Option<Stored>]) -> Option<Self::State>;
-
-    /// The numbers as text, in which a [record](ratelimit_core::Record) keeps them: for a built-in
-    /// algorithm such as `gcra 10/s burst 20`. `None`, the default, if there is none: then records
-    /// with numbers are refused.
-    fn numbers_to_text(&self) -> Option<String> {
-        None
-    }
-
-    /// The numbers of such a text, for a record: `None` if it is none.
-    #[must_use]
-    fn numbers_from_text(text: &str) -> Option<UnendedRecord<Self>>
-    where
-        Self: Sized,
-    {
-        let _ = text;
-        None
-    }
 }
 
 /// An algorithm's twin in Lua with the parameters of a limit.

@@ -6,7 +6,8 @@
 //! all callers, and the script compares them with what stands. If they differ, it charges nothing
 //! and answers what stands, and the request is sent again (*optimistic concurrency control*; Kung
 //! and Robinson, 1981). So each decision is made by the record that stands at that moment; what a
-//! process knows of records spares round trips and decides nothing.
+//! process knows of records spares round trips and decides nothing. The compare-and-set mode reads
+//! records with the states and remembers none; what it writes with a state is compared alike.
 //!
 //! A record is `1 END CHANGE`: the version; when it ends, in microseconds, or `-`; and `blocked`,
 //! `exempt`, or the algorithm and its numbers, such as `gcra 100/s burst 200`. A version that is
@@ -18,11 +19,10 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use ratelimit_core::store::{Batch, Check, Now, Standing};
 use ratelimit_core::{Algorithm, Limit, Record, Timestamp};
 
-use crate::codec::take_sized;
+use crate::codec::{RecordText, take_sized};
 use crate::connection::Argument;
 use crate::error::{LEFT, RedisError};
 use crate::key::Keys;
-use crate::program::LuaProgram;
 
 /// The callers whose records a process knows at most. With more, it forgets them all, and asks once
 /// more for each.
@@ -34,7 +34,7 @@ pub(crate) const TRIES: usize = 16;
 #[derive(Debug, Default)]
 pub(crate) struct KnownRecords(Mutex<HashMap<String, Vec<KnownRecord>>>);
 
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 struct KnownRecord {
     field: Box<str>,
     text: Vec<u8>,
@@ -47,8 +47,11 @@ impl KnownRecords {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn get(&self, key: &str, field: &str) -> Option<KnownRecord> {
-        self.lock().get(key)?.iter().find(|known| &*known.field == field).cloned()
+    /// The text of a record, and whether that has ended.
+    pub(crate) fn get(&self, key: &str, field: &str) -> Option<(Vec<u8>, bool)> {
+        let all = self.lock();
+        let known = all.get(key)?.iter().find(|known| &*known.field == field)?;
+        Some((known.text.clone(), known.has_ended))
     }
 
     /// Notes what stands: nothing, if the text is empty.
@@ -63,8 +66,8 @@ impl KnownRecords {
         let of_key = all.entry(key.to_owned()).or_default();
         of_key.retain(|known| &*known.field != field);
         if !text.is_empty() {
-            let has_ended = end_of(text).ok().flatten().is_some_and(|end| end <= now);
-            of_key.push(KnownRecord { field: field.into(), text: text.to_vec(), has_ended });
+            let (field, has_ended) = (field.into(), has_ended(text, now));
+            of_key.push(KnownRecord { field, text: text.to_vec(), has_ended });
         }
         if of_key.is_empty() {
             all.remove(key);
@@ -140,14 +143,15 @@ impl<A: Algorithm> Looked<A> {
     }
 }
 
-/// How the checks of a batch stand by what this process knows.
+/// How the checks of a batch stand by the records of their callers. `known` says, from the key and
+/// the field, the text of each and whether that has ended.
 ///
 /// # Errors
 /// A record that this version cannot read.
-pub(crate) fn look<A: LuaProgram>(
-    known: &KnownRecords,
+pub(crate) fn look<A: RecordText>(
     keys: &Keys,
     batch: &Batch<'_, A>,
+    mut known: impl FnMut(&str, &str) -> Option<(Vec<u8>, bool)>,
 ) -> Result<Looked<A>, RedisError> {
     if !batch.is_overridable() {
         return Ok(Looked::NOTHING);
@@ -160,11 +164,11 @@ pub(crate) fn look<A: LuaProgram>(
             continue;
         }
         let (key, field) = (keys.of_records(check.key), limit.state_name());
-        let known = known.get(&key, field);
+        let known = known(&key, field);
         let mut premise =
             Premise { key, field: field.into(), text: Vec::new(), end: String::new() };
         let mut record = None;
-        if let Some(KnownRecord { text, has_ended, .. }) = known {
+        if let Some((text, has_ended)) = known {
             let read = decode(limit, &premise.key, &text)?;
             let stands = match (read.end(), batch.time()) {
                 (None, _) => true,
@@ -185,7 +189,7 @@ pub(crate) fn look<A: LuaProgram>(
 }
 
 /// The text of a record. `None` if its numbers have none.
-pub(crate) fn encode<A: LuaProgram>(record: &Record<A>) -> Option<String> {
+pub(crate) fn encode<A: RecordText>(record: &Record<A>) -> Option<String> {
     let change = match record.algorithm() {
         Some(numbers) => numbers.numbers_to_text()?,
         None if record.is_blocked() => "blocked".to_owned(),
@@ -196,7 +200,7 @@ pub(crate) fn encode<A: LuaProgram>(record: &Record<A>) -> Option<String> {
 }
 
 /// The record of a limit under a key.
-pub(crate) fn decode<A: LuaProgram>(
+pub(crate) fn decode<A: RecordText>(
     limit: &Limit<A>,
     key: &str,
     text: &[u8],
@@ -215,6 +219,11 @@ pub(crate) fn decode<A: LuaProgram>(
         })
     };
     read().ok_or_else(|| RedisError::corrupt(limit, key, LEFT))
+}
+
+/// Whether a record has ended by now.
+pub(crate) fn has_ended(text: &[u8], now: Timestamp) -> bool {
+    end_of(text).ok().flatten().is_some_and(|end| end <= now)
 }
 
 /// No record.

@@ -189,6 +189,17 @@ pub(crate) fn evalsha<'w>(
     words
 }
 
+/// Adds the time, as `begin.lua` reads it: none, or a given one and by how many milliseconds it
+/// extends the life of keys.
+pub(crate) fn push_time(words: &mut Vec<Argument<'_>>, time: Now) {
+    match time {
+        Now::Store => words.push(Argument::Text("")),
+        Now::At(now) => {
+            words.extend([now.as_us(), time.padding_us() / 1_000].map(Argument::Number));
+        }
+    }
+}
+
 /// A mode that decides limits of this algorithm: [`Lua`], [`Cas`](crate::Cas) or
 /// [`Multi`](crate::Multi). All modes decide alike; each keeps its own states.
 ///

@@ -116,6 +116,8 @@ mod by_redis {
     conformance_on!(redis_cluster_cas, ClusterCas, "redis", true, FEW, Cas, RedisStore::builder().cas(), &[], batches);
     record_conformance!(redis_standalone_records, StandaloneLua);
     record_conformance!(redis_cluster_records, ClusterLua);
+    record_conformance!(redis_standalone_records_cas, StandaloneCas);
+    record_conformance!(redis_cluster_records_cas, ClusterCas);
     conformance_on!(redis_cluster_multi, ClusterMulti, "redis", true, FEW, Multi, RedisStore::builder().multi(), Capability::INCREMENT_FIRST, batches);
 }
 
@@ -130,6 +132,8 @@ mod by_fred {
     conformance_on!(fred_cluster_lua, ClusterLua, "fred", true, FEW, Lua, RedisStore::builder(), &[], batches);
     conformance_on!(fred_cluster_cas, ClusterCas, "fred", true, FEW, Cas, RedisStore::builder().cas(), &[], batches);
     record_conformance!(fred_cluster_records, ClusterLua);
+    record_conformance!(fred_standalone_records_cas, StandaloneCas);
+    record_conformance!(fred_cluster_records_cas, ClusterCas);
     conformance_on!(fred_cluster_multi, ClusterMulti, "fred", true, FEW, Multi, RedisStore::builder().multi(), Capability::INCREMENT_FIRST, batches);
 }
 

@@ -125,9 +125,12 @@ fn list(args: &ScanArgs) -> Result<u8, Failure> {
         let failed = |error| Failure::store(&may_scan(redis, &args.prefix), &error);
         let store = match store::connect(redis, &args.prefix, None, &limits).await? {
             Remote::Lua(store) => store,
-            Remote::Cas(_) | Remote::Multi(_) => {
+            // Records lie under the same keys.
+            Remote::Cas(store) => store.in_mode(),
+            Remote::Multi(_) => {
                 let remedy = "leave mode out of the URL";
-                let refused = format!("--store {}: only scripts read records; {remedy}", redis.url);
+                let refused =
+                    format!("--store {}: transactions keep no records; {remedy}", redis.url);
                 return Err(Failure::input(refused));
             }
         };

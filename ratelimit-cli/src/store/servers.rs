@@ -104,14 +104,18 @@ impl Store<AnyAlgorithm> for Remote {
     }
 }
 
-/// Only scripts read records in the step that decides.
+/// A transaction cannot decide by a record.
 impl RecordStore<AnyAlgorithm> for Remote {
     async fn record(
         &self,
         limit: &Limit<AnyAlgorithm>,
         key: &str,
     ) -> Result<Option<Record<AnyAlgorithm>>, RedisError> {
-        self.with_records(limit)?.record(limit, key).await
+        match self {
+            Self::Lua(store) => store.record(limit, key).await,
+            Self::Cas(store) => store.record(limit, key).await,
+            Self::Multi(_) => Err(no_records(limit)),
+        }
     }
 
     async fn exchange_record(
@@ -121,19 +125,16 @@ impl RecordStore<AnyAlgorithm> for Remote {
         standing: Option<&Record<AnyAlgorithm>>,
         next: Option<&Record<AnyAlgorithm>>,
     ) -> Result<bool, RedisError> {
-        self.with_records(limit)?.exchange_record(limit, key, standing, next).await
+        match self {
+            Self::Lua(store) => store.exchange_record(limit, key, standing, next).await,
+            Self::Cas(store) => store.exchange_record(limit, key, standing, next).await,
+            Self::Multi(_) => Err(no_records(limit)),
+        }
     }
 }
 
-impl Remote {
-    fn with_records(&self, limit: &Limit<AnyAlgorithm>) -> Result<&RedisStore<Lua>, RedisError> {
-        match self {
-            Self::Lua(store) => Ok(store),
-            Self::Cas(_) | Self::Multi(_) => {
-                Err(Refusal::NoRecords { limit: limit.name().to_owned() }.into())
-            }
-        }
-    }
+fn no_records(limit: &Limit<AnyAlgorithm>) -> RedisError {
+    Refusal::NoRecords { limit: limit.name().to_owned() }.into()
 }
 
 /// Applies an operation to these limits, each at its own key, in one batch. A limiter would leave

@@ -271,11 +271,19 @@ fn records_of_a_caller_are_set_shown_listed_and_cleared_with_a_line_for_the_log(
     ] {
         set(change).exits(2).says(&[due]);
     }
-    let cas = format!("{url}?mode=cas");
-    let refused = [
-        &["record", "set"],
-        &alice[..],
-        &["--exempt", "--forever", "--policy", "policy.toml", "--store", &cas],
-    ];
-    scene.run(&refused.concat()).exits(2).says(&["api", "mode lua"]);
+    for (mode, code, due) in
+        [("cas", 0, &["exempt for ever"][..]), ("multi", 2, &["api", "modes lua and cas"])]
+    {
+        let store = format!("{url}?mode={mode}");
+        let command = |words: &[&str]| {
+            scene.run(
+                &[&["record"], words, &["--policy", "policy.toml", "--store", &store]].concat(),
+            )
+        };
+        let change = [&["set"], &alice[..], &["--exempt", "--forever"]].concat();
+        command(&change).exits(code).says(due);
+        if code == 0 {
+            command(&["list"]).says(&["\"alice\" under api: exempt for ever", "1 record"]);
+        }
+    }
 }

@@ -7,24 +7,26 @@ use ratelimit_core::store::{Batch, Check, Op, Reservation, decide};
 use ratelimit_core::{Algorithm, Timestamp, Verdict};
 
 use super::{CasRequest, CasValue, Reads};
-use crate::codec::Codec;
+use crate::codec::{Codec, RecordText};
 use crate::concurrent::all;
 use crate::connection::Connection;
 use crate::deadline::Deadline;
 use crate::error::Result;
+use crate::records::Looked;
 use crate::store::InSlot;
 
 /// What a part read, and what follows from that.
 pub struct CasInSlot<'s, A: Algorithm, C> {
     request: CasRequest<'s, C>,
     batch: &'s Batch<'s, A>,
+    /// How its checks stand.
+    looked: Looked<A>,
     verdict: Verdict,
-    now: Timestamp,
     reads: Reads<A::State>,
     is_charged: bool,
 }
 
-impl<'s, A: Algorithm<State: Codec>, C: Connection> CasInSlot<'s, A, C> {
+impl<'s, A: RecordText<State: Codec>, C: Connection> CasInSlot<'s, A, C> {
     /// Reads and decides. If that `prepares` a charge, the reservations to write may be taken back.
     pub(super) async fn of(
         request: CasRequest<'s, C>,
@@ -32,27 +34,32 @@ impl<'s, A: Algorithm<State: Codec>, C: Connection> CasInSlot<'s, A, C> {
         prepares: bool,
     ) -> Result<Self> {
         let writes = prepares && batch.operation() != Op::Peek;
-        let (verdict, now, reads) = request.decided(batch, writes, writes).await?;
-        Ok(Self { request, batch, verdict, now, reads, is_charged: false })
+        let (verdict, reads, looked) = request.decided(batch, writes, writes).await?;
+        Ok(Self { request, batch, looked, verdict, reads, is_charged: false })
     }
 }
 
-impl<A: Algorithm<State: Codec>, C: Connection> InSlot for CasInSlot<'_, A, C> {
+impl<A: RecordText<State: Codec>, C: Connection> InSlot for CasInSlot<'_, A, C> {
     fn verdict(&self) -> &Verdict {
         &self.verdict
     }
 
     fn denied(&mut self) -> Result<Verdict> {
-        Ok(decide(&self.batch.denied_elsewhere(), self.now, &mut self.reads)?)
+        let checks = self.looked.checks(self.batch);
+        let ruled = self.looked.ruled(self.batch, &checks);
+        Ok(decide(&ruled.denied_elsewhere(), self.reads.now, &mut self.reads)?)
     }
 
     fn has_changed_since(&self, before: &Self) -> bool {
         let mut both = self.reads.slots.iter().zip(&before.reads.slots);
-        both.any(|(slot, before)| slot.written().is_some() && slot.written() != before.written())
+        let has_changed = both
+            .any(|(slot, before)| slot.written().is_some() && slot.written() != before.written());
+        has_changed || self.looked.premises != before.looked.premises
     }
 
     async fn charge(&mut self) -> Result<bool> {
-        self.is_charged = self.request.write(&self.reads.slots, self.now).await?;
+        let Self { looked, reads, .. } = self;
+        self.is_charged = self.request.write(&reads.slots, &looked.premises, reads.now).await?;
         Ok(self.is_charged)
     }
 
@@ -61,9 +68,10 @@ impl<A: Algorithm<State: Codec>, C: Connection> InSlot for CasInSlot<'_, A, C> {
             return Ok(true);
         }
         let back = self.request.until(deadline);
-        let checks = self.batch.checks().iter().enumerate();
-        let undone =
-            checks.map(|(place, check)| back.take_back(check, place, &self.reads, self.now));
+        let checks = self.looked.checks(self.batch);
+        let ruled = self.looked.ruled(self.batch, &checks);
+        let checks = ruled.checks().iter().enumerate();
+        let undone = checks.map(|(place, check)| back.take_back(check, place, &self.reads));
         let undone = all(undone).await.into_iter().collect::<Result<Vec<_>>>()?;
         Ok(!undone.contains(&false))
     }
@@ -79,8 +87,8 @@ impl<C: Connection> CasRequest<'_, C> {
         check: &Check<'_, A>,
         position: usize,
         reads: &Reads<A::State>,
-        now: Timestamp,
     ) -> Result<bool> {
+        let now = reads.now;
         let slot = &reads.slots[position];
         let before = reads.states[position].as_ref();
         let Write::Put { state: left, .. } = &slot.change else { return Ok(true) };
@@ -88,7 +96,7 @@ impl<C: Connection> CasRequest<'_, C> {
         // its id.
         let own = reads.slots.get(reads.states.len() + position).map(CasValue::undone);
         let both = |slot| [slot].into_iter().chain(own.clone()).collect::<Vec<_>>();
-        if self.write(&both(slot.undone()), now).await? {
+        if self.write(&both(slot.undone()), &[], now).await? {
             return Ok(true);
         }
         let Some(left) = A::State::decode(left) else { return Ok(false) };
@@ -117,7 +125,7 @@ impl<C: Connection> CasRequest<'_, C> {
             };
             slot.change = step.write.map(|state| state.encode());
             let taken = slot.changes();
-            if self.write(&both(slot), now).await? {
+            if self.write(&both(slot), &[], now).await? {
                 return Ok(taken);
             }
         }

@@ -1,10 +1,10 @@
 //! Encodes a stack's state: `stack`, then per limit ` -` or, for a limit in use, ` EXPIRES BYTES:`
 //! and that many bytes of the limit's own state.
 
-use ratelimit_core::Timestamp;
 use ratelimit_core::algorithm::{StackState, StackedState};
+use ratelimit_core::{Algorithm, Stack, Timestamp};
 
-use super::{Codec, number_before, take_sized};
+use super::{Codec, RecordText, number_before, take_sized};
 
 const NAME: &[u8] = b"stack";
 
@@ -33,6 +33,8 @@ impl<S: Codec> Codec for StackState<S> {
         Some(Self { states })
     }
 }
+
+impl<A: Algorithm> RecordText for Stack<A> {}
 
 /// A state in a stack's state, and the time until which it matters.
 type Part<'b> = (Timestamp, &'b [u8]);

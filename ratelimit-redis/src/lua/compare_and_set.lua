@@ -1,22 +1,25 @@
 -- Compare-and-set: writes several keys if none has changed since it was read, for algorithms
 -- stepped in Rust.
 --
---     KEYS: the keys, each once.
---     ARGV: five per key: '1' and the value that was read, or '0' and any text if there was none;
---           the change: '' or 'put' or 'remove'; the value and its time to live in ms.
+--     KEYS: the keys, each once; then those of records (premises.lua).
+--     ARGV: the time (begin.lua), by which records end; what is assumed about records; and five
+--           per key: '1' and the value that was read, or '0' and any text if there was none; the
+--           change: '' or 'put' or 'remove'; the value and its time to live in ms.
 --
--- Returns 1, or 0 if a key has changed and nothing was written.
+-- Returns 1; or 0 if a key has changed, or what premises.lua answers, and nothing was written.
 
-for i, key in ipairs(KEYS) do
-  local read = ARGV[5 * i - 4] == '1' and ARGV[5 * i - 3]
-  if redis.call('GET', key) ~= read then return '0' end
+--[[begin]]
+--[[premises]]
+for i = first0, #ARGV, 5 do
+  local read = ARGV[i] == '1' and ARGV[i + 1]
+  if call('GET', KEYS[(i - first0) / 5 + 1]) ~= read then return '0' end
 end
-for i, key in ipairs(KEYS) do
-  local change = ARGV[5 * i - 2]
+for i = first0, #ARGV, 5 do
+  local key, change = KEYS[(i - first0) / 5 + 1], ARGV[i + 2]
   if change == 'put' then
-    redis.call('SET', key, ARGV[5 * i - 1], 'PX', ARGV[5 * i])
+    call('SET', key, ARGV[i + 3], 'PX', ARGV[i + 4])
   elseif change == 'remove' then
-    redis.call('DEL', key)
+    call('DEL', key)
   end
 end
 return '1'

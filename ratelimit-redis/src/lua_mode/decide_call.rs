@@ -3,7 +3,7 @@
 //! Rust derives the decision.
 
 use ratelimit_core::Verdict;
-use ratelimit_core::store::{Now, Op, Snapshot};
+use ratelimit_core::store::{Op, Snapshot};
 
 use super::answer::of_one;
 use super::call::Call;
@@ -12,7 +12,7 @@ use crate::error::{RedisError, Result};
 use crate::program::{LuaProgram, TwinCheck};
 use crate::script::Script;
 use crate::scripts::READ;
-use crate::store::evalsha;
+use crate::store::{evalsha, push_time};
 
 impl<A: LuaProgram, C: Connection> Call<'_, A, C> {
     /// Decides a batch by `decide.lua`. Returns `None`, with nothing written, for anything else: an
@@ -97,17 +97,6 @@ impl<A: LuaProgram, C: Connection> Call<'_, A, C> {
     ) -> Result<Vec<u8>> {
         let key = &self.keys[0];
         self.inner.eval(key, script, &mut words, TryAgain::Wait, self.deadline).await
-    }
-}
-
-/// Adds the time, as `begin.lua` reads it: none, or a given one and by how many milliseconds it
-/// extends the life of keys.
-pub(super) fn push_time(words: &mut Vec<Argument<'_>>, time: Now) {
-    match time {
-        Now::Store => words.push(Argument::Text("")),
-        Now::At(now) => {
-            words.extend([now.as_us(), time.padding_us() / 1_000].map(Argument::Number));
-        }
     }
 }
 

@@ -5,12 +5,11 @@ use ratelimit_core::{Timestamp, Verdict};
 
 use super::answer::{Seen, of_one, state, stored};
 use super::call::Call;
-use super::decide_call::push_time;
 use crate::codec::take_sized;
 use crate::connection::{Argument, Connection, Reply, TryAgain};
 use crate::error::{RedisError, Result};
 use crate::program::{LuaProgram, Twin, TwinCheck};
-use crate::store::{StatesAt, evalsha};
+use crate::store::{StatesAt, evalsha, push_time};
 
 /// What the driver answered.
 pub(crate) struct DriverAnswer {

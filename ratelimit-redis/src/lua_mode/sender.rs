@@ -16,7 +16,7 @@ use tokio::sync::mpsc;
 use tokio::time::Instant;
 
 use super::answer::{first_line, time};
-use super::decide_call::{PartGroups, numbers_of, push_part, push_time};
+use super::decide_call::{PartGroups, numbers_of, push_part};
 use crate::calls::{CallLimit, Charged, Costs, Group, GroupOutcome, LimitSet, Load, Waiting};
 use crate::codec::take_sized;
 use crate::concurrent::all;
@@ -26,7 +26,7 @@ use crate::error::{RedisError, Result};
 use crate::program::{TwinCheck, packed};
 use crate::records::push_premises;
 use crate::scripts::Shape;
-use crate::store::{Inner, evalsha};
+use crate::store::{Inner, evalsha, push_time};
 
 /// Takes requests from the channel, and sends all that wait in one call as soon as one may be out.
 pub(super) async fn run<C: Connection>(

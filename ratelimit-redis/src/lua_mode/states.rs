@@ -1,114 +1,20 @@
 //! Look-ups: the stored states and reservations of a limit, and its keys on the server. And what is
 //! done to states from the future.
 
-use ratelimit_core::store::{Batch, Check, Now, Op, RecordStore};
-use ratelimit_core::{Limit, Limits, Record, Refusal};
+use ratelimit_core::Limit;
+use ratelimit_core::store::{Batch, Check, Op};
 
 use super::answer::{self, NoState};
 use super::call::{Call, field_of, key_of};
 use crate::codec::number_before;
-use crate::connection::{Argument, Connection, Reply, TryAgain};
+use crate::connection::{Argument, Connection, Reply};
 use crate::deadline::Deadline;
 use crate::error::{LEFT, RedisError, Result, WRONG_TYPE};
-use crate::key::StoredKey;
 use crate::mode::Lua;
 use crate::program::{Keeps, LuaProgram, Stored, Twin, newest_of};
-use crate::records;
-use crate::scripts::RECORD;
-use crate::store::{NewestAt, RedisStore, StatesAt, TimesIn, evalsha};
+use crate::store::{NewestAt, RedisStore, StatesAt, TimesIn};
 
 impl<C: Connection> RedisStore<Lua, C> {
-    /// The text of the record of a key, and the key on the server of its records.
-    async fn record_text<A: LuaProgram>(
-        &self,
-        limit: &Limit<A>,
-        key: &str,
-        deadline: Deadline,
-    ) -> Result<(String, Option<Vec<u8>>)> {
-        let hash = self.inner.keys.of_records(key);
-        let words = ["HGET", &hash, limit.state_name()].map(Argument::Text);
-        let reply = self.inner.connection.send(&hash, &words, deadline).await?;
-        Ok((hash, self.inner.value(reply)?))
-    }
-}
-
-impl<A: LuaProgram, C: Connection> RecordStore<A> for RedisStore<Lua, C> {
-    async fn record(&self, limit: &Limit<A>, key: &str) -> Result<Option<Record<A>>> {
-        let deadline = self.inner.deadline();
-        let (hash, text) = self.record_text(limit, key, deadline).await?;
-        let Some(text) = text else { return Ok(None) };
-        let record = records::decode(limit, &hash, &text)?;
-        let now = self.inner.now(&hash, Now::Store, deadline).await?;
-        Ok(Some(record).filter(|record| record.stands_at(now)))
-    }
-
-    async fn exchange_record(
-        &self,
-        limit: &Limit<A>,
-        key: &str,
-        standing: Option<&Record<A>>,
-        next: Option<&Record<A>>,
-    ) -> Result<bool> {
-        const NO_TEXT: &str =
-            "its algorithm writes no numbers as text; implement LuaProgram::numbers_to_text";
-        limit.takes_records()?;
-        let text = |record: Option<&Record<A>>| match record.map(records::encode) {
-            Some(None) => Err(Refusal::Record { limit: limit.name().into(), why: NO_TEXT }),
-            text => Ok(text.flatten().unwrap_or_default()),
-        };
-        let (standing, next) = (text(standing)?, text(next)?);
-        let (inner, deadline) = (&self.inner, self.inner.deadline());
-        let (hash, mut seen) = self.record_text(limit, key, deadline).await?;
-        if let Some(stands) = &seen {
-            // Another version may write the same record in other words.
-            let stands = records::decode(limit, &hash, stands)?;
-            seen = seen.filter(|_| records::encode(&stands).as_deref() == Some(&*standing));
-        }
-        if seen.is_none() && !standing.is_empty() {
-            return Ok(false);
-        }
-        let mut words = evalsha(std::iter::once(&*hash), 1);
-        words.push(Argument::Text(limit.state_name()));
-        words.push(Argument::Bytes(seen.as_deref().unwrap_or_default()));
-        words.push(Argument::Text(&next));
-        let answer = inner.eval(&hash, &RECORD, &mut words, TryAgain::Wait, deadline).await?;
-        match &*answer {
-            b"0" => Ok(false),
-            b"1" => Ok(true),
-            _ => Err(inner.peer.unexpected(&Reply::Text(answer))),
-        }
-    }
-}
-
-/// The records of a caller, each with its limit.
-type RecordsOf<'l, A> = (StoredKey, Vec<(&'l Limit<A>, Record<A>)>);
-
-impl<C: Connection> RedisStore<Lua, C> {
-    /// The [records](Record) in a key of a [`scan`](Self::scan), under these limits, and what the
-    /// key tells about their identifier. `None` for a key without records. Those that have ended
-    /// may be among them.
-    ///
-    /// # Errors
-    /// As of every command, and a record that this version cannot read.
-    pub async fn records_in<'l, A: LuaProgram>(
-        &self,
-        limits: &'l Limits<A>,
-        key: &str,
-    ) -> Result<Option<RecordsOf<'l, A>>> {
-        let Some(identifier) = self.inner.keys.read_records(key) else { return Ok(None) };
-        let words = ["HGETALL", key].map(Argument::Text);
-        let reply = self.inner.connection.send(key, &words, self.inner.deadline()).await?;
-        let fields = reply.strings().unwrap_or_default();
-        let mut records = Vec::new();
-        for field in fields.chunks_exact(2) {
-            let is_its = |limit: &&Limit<A>| limit.state_name().as_bytes() == field[0];
-            if let Some(limit) = limits.iter().find(is_its) {
-                records.push((limit, records::decode(limit, key, field[1])?));
-            }
-        }
-        Ok(Some((identifier, records)))
-    }
-
     /// The key on the server of a limit's state for a caller's key. The limits of a stack share one
     /// key, unless they are logs: then it is the key of the first.
     #[must_use]

@@ -15,7 +15,9 @@ use ratelimit_core::{
 };
 
 use super::{Keeps, LuaProgram, MAX_PARAMETERS, Program, Stored, Twin};
-use crate::codec::{Codec, Numbers, decode_numbers, encode_numbers, in_fields, number, parts};
+use crate::codec::{
+    Codec, Numbers, RecordText, decode_numbers, encode_numbers, in_fields, number, parts,
+};
 use crate::native::{MultiProgram, Native, NativeCharge, Storage, last_window, sum};
 
 /// What this crate knows of a built-in algorithm.
@@ -494,7 +496,9 @@ macro_rules! built_in {
                 fn decode(&self, stored: &[Option<Stored>]) -> Option<Self::State> {
                     self.of_stored(stored.first()?.as_ref()?)
                 }
+            }
 
+            impl RecordText for $algorithm {
                 fn numbers_to_text(&self) -> Option<String> {
                     Some(AnyAlgorithm::from(self.clone()).to_string())
                 }
@@ -515,14 +519,6 @@ macro_rules! built_in {
                 match self { $(
                     Self::$algorithm(algorithm) => algorithm.decode(stored).map(Into::into),
                 )+ }
-            }
-
-            fn numbers_to_text(&self) -> Option<String> {
-                Some(self.to_string())
-            }
-
-            fn numbers_from_text(text: &str) -> Option<UnendedRecord<Self>> {
-                text.parse().ok().map(Record::numbers)
             }
         }
 

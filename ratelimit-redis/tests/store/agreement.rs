@@ -11,7 +11,7 @@ use proptest::sample::select;
 use ratelimit_core::Stack;
 use ratelimit_core::store::Reservation;
 use ratelimit_memory::MemoryStore;
-use ratelimit_redis::{Codec, LuaProgram, MultiProgram};
+use ratelimit_redis::{Codec, LuaProgram, MultiProgram, RecordText};
 use ratelimit_testkit::{
     AlgorithmHarness, Calendars, Capability, Harness, Instance, Property, PureStore, Scope,
     try_same, try_same_algorithm_on,
@@ -84,7 +84,7 @@ macro_rules! harness {
 }
 
 harness!(Lua, &[], A: LuaProgram);
-harness!(Cas, &[], A: Algorithm<State: Codec>);
+harness!(Cas, &[], A: RecordText<State: Codec>);
 harness!(Multi, Capability::INCREMENT_FIRST, A: MultiProgram);
 
 /// What a store of these limits breaks of the law that a property tries.

@@ -10,7 +10,7 @@ use proptest::prelude::*;
 use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
 use ratelimit_core::Gcra;
 use ratelimit_core::algorithm::{GcraState, Step};
-use ratelimit_redis::{LuaProgram, Stored, Tag, Twin};
+use ratelimit_redis::{LuaProgram, RecordText, Stored, Tag, Twin};
 use ratelimit_testkit::PureStore;
 use tokio::sync::Semaphore;
 
@@ -284,6 +284,8 @@ impl Algorithm for Trap {
         self.0.step(state, now, cost)
     }
 }
+
+impl RecordText for Trap {}
 
 impl LuaProgram for Trap {
     fn twins(&self) -> impl IntoIterator<Item = Twin> {

@@ -3,7 +3,7 @@
 //! cannot be are refused.
 
 use ratelimit_core::algorithm::Step;
-use ratelimit_redis::{Keeps, LuaProgram, Program, Stored, Twin};
+use ratelimit_redis::{Keeps, LuaProgram, Program, RecordText, Stored, Twin};
 use ratelimit_servers::RespClient;
 use ratelimit_testkit::{
     AlgorithmHarness, AlgorithmKind, Instance, Property, PureStore, Scope, try_same,
@@ -149,6 +149,8 @@ impl Algorithm for Called {
         Trial(3).step(state, now, cost)
     }
 }
+
+impl RecordText for Called {}
 
 impl LuaProgram for Called {
     fn twins(&self) -> impl IntoIterator<Item = Twin> {

@@ -1,9 +1,11 @@
 //! Records of callers on real servers: seen by all processes at once, in one round trip, stored in
-//! a form that later releases read, and refused by the modes that cannot compare them.
+//! a form that later releases read, and refused by the mode that cannot compare them.
 
 use futures_util::future::join_all;
 use ratelimit_core::store::RecordStore;
 use ratelimit_core::{Record, Refusal};
+use ratelimit_redis::HealOptions;
+use ratelimit_servers::RespClient;
 
 use crate::common::prelude::*;
 
@@ -17,12 +19,17 @@ fn numbers(words: &str) -> Record<AnyAlgorithm> {
     Record::numbers(words.parse().expect(words)).forever()
 }
 
-async fn allows(store: &RedisStore, limit: &Limit<AnyAlgorithm>) -> bool {
+/// A store that keeps records.
+trait Keeps: RecordStore<AnyAlgorithm, Error = RedisError> {}
+
+impl<S: RecordStore<AnyAlgorithm, Error = RedisError>> Keeps for S {}
+
+async fn allows(store: &impl Keeps, limit: &Limit<AnyAlgorithm>) -> bool {
     let check = Check { limit, key: ALICE, cost: 1 };
     store.apply(&Batch::one(&check)).await.expect("decides").allowed()
 }
 
-async fn set(store: &RedisStore, limit: &Limit<AnyAlgorithm>, next: Option<Record<AnyAlgorithm>>) {
+async fn set(store: &impl Keeps, limit: &Limit<AnyAlgorithm>, next: Option<Record<AnyAlgorithm>>) {
     let before = store.record(limit, ALICE).await.expect("told");
     let set = store.exchange_record(limit, ALICE, before.as_ref(), next.as_ref()).await;
     assert!(set.expect("set"));
@@ -35,15 +42,23 @@ async fn connect(server: &RedisServer) -> RedisStore {
 #[tokio::test(flavor = "multi_thread")]
 async fn all_processes_see_a_change_with_their_next_decision() {
     let server = server();
-    let (one, other, api) = (connect(&server).await, connect(&server).await, api());
+    let (one, other) = (connect(&server).await, connect(&server).await);
+    see_each_change(&one, &other).await;
+    see_each_change(&one.in_mode::<Cas>(), &other.in_mode::<Cas>()).await;
+    // The record of a caller is the same in both.
+    see_each_change(&one, &other.in_mode::<Cas>()).await;
+}
+
+async fn see_each_change(one: &impl Keeps, other: &impl Keeps) {
+    let api = &api();
     for round in 0..40 {
-        set(&one, &api, Some(Record::blocked().forever())).await;
+        set(one, api, Some(Record::blocked().forever())).await;
         // Many at once share calls.
         let many = if round % 2 == 0 { 1 } else { 200 };
-        let all = join_all((0..many).map(|_| allows(&other, &api))).await;
+        let all = join_all((0..many).map(|_| allows(other, api))).await;
         assert!(all.iter().all(|allowed| !allowed), "round {round}: {all:?}");
-        set(&one, &api, [None, Some(Record::exempt().forever())][round % 3 % 2].clone()).await;
-        let all = join_all((0..many).map(|_| allows(&other, &api))).await;
+        set(one, api, [None, Some(Record::exempt().forever())][round % 3 % 2].clone()).await;
+        let all = join_all((0..many).map(|_| allows(other, api))).await;
         assert!(all.iter().all(|allowed| *allowed), "round {round}: {all:?}");
     }
 }
@@ -79,11 +94,12 @@ async fn a_decision_takes_one_call_once_the_record_is_known() {
 async fn a_record_ends_by_the_servers_clock() {
     let server = server();
     let (store, api) = (connect(&server).await, api());
+    let cas = store.in_mode::<Cas>();
     let end = Timestamp::saturating_from_us(now_us() + 300_000);
     set(&store, &api, Some(Record::blocked().until(end))).await;
-    assert!(!allows(&store, &api).await);
+    assert!(!allows(&store, &api).await && !allows(&cas, &api).await);
     tokio::time::sleep(Duration::from_millis(320)).await;
-    assert!(allows(&store, &api).await && allows(&store, &api).await);
+    assert!(allows(&store, &api).await && allows(&store, &api).await && allows(&cas, &api).await);
     assert_eq!(store.record(&api, ALICE).await.expect("told"), None);
 }
 
@@ -148,27 +164,128 @@ async fn what_a_release_has_stored_is_read_and_written_alike() {
     for text in ["2 - blocked", "1 - locked", "1 x blocked", "blocked"] {
         tell(&server, &["HSET", key, "api/gcra", text]);
         let check = Check { limit: &api, key: ALICE, cost: 1 };
-        let refused = store.apply(&Batch::one(&check)).await.expect_err(text);
-        assert_eq!(refused.kind(), ErrorKind::Corrupt, "{text}: {refused}");
-        assert!(refused.to_string().contains("api"), "{refused}");
+        let cas = store.in_mode::<Cas>();
+        let refused =
+            [store.apply(&Batch::one(&check)).await, cas.apply(&Batch::one(&check)).await];
+        for refused in refused {
+            let refused = refused.expect_err(text);
+            assert_eq!(refused.kind(), ErrorKind::Corrupt, "{text}: {refused}");
+            assert!(refused.to_string().contains("api"), "{refused}");
+        }
     }
 }
 
+/// A store that compares and sets. Between the first read and the first write of a decision, this
+/// happens.
+async fn meanwhile(
+    server: &RedisServer,
+    is_cluster: bool,
+    happens: impl Fn() + Send + Sync + 'static,
+) -> RedisStore<Cas, MeddlingConnection> {
+    let writes = AtomicU64::new(0);
+    let connection = meddling_connection(server).await.decided(move |words| {
+        let is_write = ["EVAL", "EVALSHA", "SET"].contains(&words.name());
+        if is_write && words.about(ALICE) && writes.fetch_add(1, Ordering::Relaxed) == 0 {
+            happens();
+        }
+        Fate::Sent
+    });
+    let connection = if is_cluster { connection.clustered() } else { connection };
+    over(RedisStore::builder().cas().deadline(PATIENCE), connection)
+}
+
 #[tokio::test]
-async fn modes_that_cannot_compare_records_refuse_a_limit_that_looks_for_them() {
+async fn compare_and_set_decides_again_if_a_record_has_changed_between_its_read_and_its_write() {
+    for (before, after, allowed, left, used) in [
+        ("", "1 - blocked", false, 0, 0),
+        ("", "1 - exempt", true, 9, 0),
+        ("", "1 - gcra 9/h burst 2", true, 1, 1),
+        ("1 - gcra 9/h burst 2", "", true, 8, 1),
+        ("1 - gcra 9/h burst 9", "1 4102444800000000 gcra 9/h burst 5", true, 4, 1),
+    ] {
+        for others in [&[][..], &["bob"], &["bob", "carol"]] {
+            let server = server();
+            let hourly = limit("api", "gcra 9/h").overridable();
+            let put = |port: u16, text: &'static str| {
+                let mut client = RespClient::connect(port).expect("it is up");
+                let words = match text {
+                    "" => vec!["DEL", "rl:1:#records:{alice}"],
+                    text => vec!["HSET", "rl:1:#records:{alice}", "api/gcra", text],
+                };
+                client.command(&words).expect("it answers").ok().expect("done");
+            };
+            let port = server.port();
+            put(port, before);
+            let store = meanwhile(&server, others.len() > 1, move || put(port, after)).await;
+            let checks: Vec<_> =
+                [ALICE].iter().chain(others).map(|key| (&hourly, *key, 1)).collect();
+            let verdict = apply(&store, &checks, Op::Acquire, None).await.expect("decided");
+            let decision = verdict.decisions()[0];
+            let told = (verdict.allowed(), decision.remaining);
+            assert_eq!(told, (allowed, left), "{before:?} to {after:?} beside {others:?}");
+            put(port, "");
+            assert_eq!(peek(&store, &hourly, ALICE).await, 9 - used, "{after:?}");
+            for other in others {
+                let due = if allowed { 8 } else { 9 };
+                assert_eq!(peek(&store, &hourly, other).await, due, "{after:?} {other}");
+            }
+        }
+    }
+}
+
+/// A record that stands as it was read, and has ended, is no longer the record.
+#[tokio::test]
+async fn compare_and_set_decides_again_if_a_record_has_ended_between_its_read_and_its_write() {
+    let (server, clock) = RedisServer::start_with_clock().expect("a server and cc");
+    let hourly = limit("api", "gcra 9/h").overridable();
+    let store = meanwhile(&server, false, move || clock.set_ahead(20).expect("set")).await;
+    let end = Timestamp::saturating_from_us(now_us() + 10_000_000);
+    let record = Record::numbers("gcra 9/h burst 2".parse().expect("numbers")).until(end);
+    let set = store.exchange_record(&hourly, ALICE, None, Some(&record));
+    assert!(set.await.expect("set"));
+    let verdict = acquire(&store, &hourly, ALICE).await.expect("decided");
+    assert_eq!((verdict.limit(), verdict.remaining()), (9, 8));
+}
+
+/// The record lies with the states, so one transaction reads all.
+#[tokio::test]
+async fn compare_and_set_reads_a_record_with_the_state() {
+    let (server, api) = (server(), api());
+    let commands = Arc::new(AtomicU64::new(0));
+    let counted = Arc::clone(&commands);
+    let connection = meddling_connection(&server).await.decided(move |_| {
+        counted.fetch_add(1, Ordering::Relaxed);
+        Fate::Sent
+    });
+    let store = over(RedisStore::builder().cas().deadline(PATIENCE), connection);
+    let calls = async || {
+        let before = commands.load(Ordering::Relaxed);
+        let allowed = allows(&store, &api).await;
+        (allowed, commands.load(Ordering::Relaxed) - before)
+    };
+    // The server sees the script for the first time.
+    assert_eq!((calls().await, calls().await), ((true, 3), (true, 2)));
+    set(&store, &api, Some(Record::blocked().forever())).await;
+    let before = commands.load(Ordering::Relaxed);
+    assert!(!allows(&store, &api).await);
+    assert_eq!(commands.load(Ordering::Relaxed) - before, 1);
+    tell(&server, &["DEL", "rl:1:#records:{alice}"]);
+    tell(&server, &["SET", "rl:1:#records:{alice}", "no hash"]);
+    let failed = acquire(&store, &api, ALICE).await;
+    fails(failed, ErrorKind::Corrupt, "");
+}
+
+#[tokio::test]
+async fn a_mode_that_cannot_compare_records_refuses_a_limit_that_looks_for_them() {
     let server = server();
     let store = connect(&server).await;
     let tries = attempts().overridable();
     let check = Check { limit: &tries, key: ALICE, cost: 1 };
-    let batch = Batch::one(&check);
-    let refused =
-        [store.in_mode::<Cas>().apply(&batch).await, store.in_mode::<Multi>().apply(&batch).await];
-    for refused in refused {
-        let Err(RedisError::Refused(Refusal::NoRecords { limit })) = refused else {
-            panic!("{refused:?}");
-        };
-        assert_eq!(limit, "attempts");
-    }
+    let refused = store.in_mode::<Multi>().apply(&Batch::one(&check)).await;
+    let Err(RedisError::Refused(Refusal::NoRecords { limit })) = refused else {
+        panic!("{refused:?}");
+    };
+    assert_eq!(limit, "attempts");
     let limits = Limits::new([tries.clone()]).expect("one");
     assert!(RedisStore::<Multi>::supports(&limits).is_err());
     assert_eq!(tell(&server, &["DBSIZE"]).as_integer(), Some(0));
@@ -177,7 +294,7 @@ async fn modes_that_cannot_compare_records_refuse_a_limit_that_looks_for_them() 
 #[tokio::test]
 async fn a_scan_finds_records_and_no_states_in_their_keys() {
     let server = server();
-    let (store, api) = (connect(&server).await, api());
+    let (store, api) = (connect(&server).await.in_mode::<Cas>(), api());
     set(&store, &api, Some(Record::blocked().forever())).await;
     let limits = Limits::new([api]).expect("one");
     let mut scan = store.scan(100, 100, Duration::ZERO).await.expect("a scan");
@@ -200,13 +317,18 @@ async fn a_scan_finds_records_and_no_states_in_their_keys() {
 async fn healing_leaves_the_states_of_callers_with_a_record() {
     let server = server();
     let (store, api) = (connect(&server).await, limit("api", "gcra 10/s").overridable());
+    let cas = store.in_mode::<Cas>();
     set(&store, &api, Some(numbers("gcra 1/h burst 5"))).await;
     for _ in 0..5 {
-        assert!(allows(&store, &api).await);
+        assert!(allows(&store, &api).await && allows(&cas, &api).await);
     }
     let limits = Limits::new([api.clone()]).expect("one");
-    let healed =
-        store.heal(&limits, ratelimit_redis::HealOptions::default()).await.expect("healed");
-    assert!(healed.states.is_empty(), "{:?}", healed.states);
-    assert!(!allows(&store, &api).await);
+    for healed in [
+        store.heal(&limits, HealOptions::default()).await,
+        cas.heal(&limits, HealOptions::default()).await,
+    ] {
+        let healed = healed.expect("healed");
+        assert!(healed.states.is_empty(), "{:?}", healed.states);
+    }
+    assert!(!allows(&store, &api).await && !allows(&cas, &api).await);
 }

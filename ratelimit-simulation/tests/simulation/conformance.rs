@@ -12,7 +12,8 @@ use ratelimit_core::{
 use ratelimit_redis::{Builder as StoreBuilder, Cas, Lua, Mode, RedisStore, Reply};
 use ratelimit_simulation::{ModelConnection, ModelServer, Network};
 use ratelimit_testkit::{
-    Calendars, Harness, Property, StoreClock, algorithm_conformance, conformance, regression,
+    Calendars, Harness, Property, StoreClock, algorithm_conformance, conformance,
+    record_conformance, regression,
 };
 use tokio::runtime::{Builder, Runtime};
 
@@ -133,6 +134,8 @@ mod on_one_server {
 
     conformance_on!(lua, OneLua, 1, Lua, RedisStore::builder());
     conformance_on!(cas, OneCas, 1, Cas, RedisStore::builder().cas());
+    record_conformance!(lua_records, OneLua);
+    record_conformance!(cas_records, OneCas);
 }
 
 // Windows of calendars, at the times at which those go wrong.
@@ -145,6 +148,8 @@ mod on_a_cluster {
 
     conformance_on!(lua, ClusterLua, 3, Lua, RedisStore::builder(), batches);
     conformance_on!(cas, ClusterCas, 3, Cas, RedisStore::builder().cas(), batches);
+    record_conformance!(lua_records, ClusterLua);
+    record_conformance!(cas_records, ClusterCas);
 }
 
 /// The server's clock has whole milliseconds for a key's life. Half a millisecond before the wait
