@@ -98,6 +98,13 @@ pub struct Premise {
     end: String,
 }
 
+impl Premise {
+    /// That there is no record.
+    pub(crate) fn of_none(key: String, field: &str) -> Self {
+        Self { key, field: field.into(), text: Vec::new(), end: String::new() }
+    }
+}
+
 /// Adds what `premises.lua` reads; the keys of the premises are behind so many others.
 pub(crate) fn push_premises<'w>(
     words: &mut Vec<Argument<'w>>,
@@ -165,8 +172,7 @@ pub(crate) fn look<A: RecordText>(
         }
         let (key, field) = (keys.of_records(check.key), limit.state_name());
         let known = known(&key, field);
-        let mut premise =
-            Premise { key, field: field.into(), text: Vec::new(), end: String::new() };
+        let mut premise = Premise::of_none(key, field);
         let mut record = None;
         if let Some((text, has_ended)) = known {
             let read = decode(limit, &premise.key, &text)?;

@@ -16,7 +16,8 @@ use crate::error::{RedisError, Result};
 use crate::program::TwinCheck;
 use crate::records::Premise;
 
-/// The most keys in a call: the server needs a quarter of a millisecond for them.
+/// The most keys in a call, those of records included: the server needs a quarter of a millisecond
+/// for them.
 const MOST_KEYS: usize = 64;
 /// The most states.
 const MOST_STATES: usize = 2 * MOST_KEYS;
@@ -126,7 +127,9 @@ impl Load {
                 && group.premises == request.premises
         };
         let same = last.filter(is_same);
-        let all = (self.keys + request.keys.len(), self.states + states.len());
+        // The script reads a premise as it reads a state.
+        let keys = request.keys.len() + request.premises.len();
+        let all = (self.keys + keys, self.states + states.len());
         if same.is_none() && self.requests > 0 && (all.0 > MOST_KEYS || all.1 > MOST_STATES) {
             return Some(request);
         }
@@ -281,4 +284,33 @@ pub(crate) type Verdicts = Result<(Vec<RequestVerdict>, Option<Box<dyn Any + Sen
 pub(crate) enum RequestVerdict {
     Known(Result<Verdict>),
     Panicked(Mutex<Option<Box<dyn Any + Send>>>),
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn the_keys_of_premises_count_as_those_of_states_do() {
+        let premise = |n: usize| Premise::of_none(format!("records {n}"), "api/gcra");
+        for (premises, most) in [(0, MOST_KEYS), (1, MOST_KEYS / 2), (3, MOST_KEYS / 4)] {
+            let (mut load, mut callers) = (Load::default(), Vec::new());
+            let fits = |n: usize| {
+                let (caller, outcome) = oneshot::channel();
+                callers.push(outcome);
+                let request = Waiting {
+                    limits: LimitSet(SmallVec::new()),
+                    keys: SmallVec::from_iter([format!("state {n}")]),
+                    premises: (0..premises).map(premise).collect(),
+                    costs: SmallVec::new(),
+                    deadline: Deadline::within(Duration::from_secs(60)),
+                    answer: Answer::new(caller, None),
+                };
+                load.add(Box::new(request), Instant::now()).is_none()
+            };
+            assert_eq!((0..).map(fits).take_while(|fits| *fits).count(), most, "{premises}");
+        }
+    }
 }
