@@ -221,7 +221,9 @@ pub use capability::Capability;
 pub use failed_once::failed_once;
 pub use harness::{Harness, StoreClock, block_on};
 pub use law::{Failure, Law};
-pub use linearizability::{ConcurrentRun, Event, History, Linearized, Unexplained, charges};
+pub use linearizability::{
+    ConcurrentRun, Event, History, Linearized, RecordChange, Unexplained, charges,
+};
 pub use oracle::NaiveStore;
 pub use pure::PureStore;
 pub use records::RecordRule;

@@ -37,11 +37,13 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
-use ratelimit_core::store::{Batch, Check, Now, Op};
+use ratelimit_core::store::{Batch, Check, Now, Op, RecordStore};
 use ratelimit_core::{
-    Algorithm, Clock, Decision, ErrorKind, Limit, ManualClock, ReservationId, StoreError,
+    Algorithm, Clock, Decision, ErrorKind, Limit, ManualClock, Record, ReservationId, StoreError,
     SyncStore, Timestamp,
 };
+
+use crate::block_on;
 
 pub(crate) mod plan;
 mod search;
@@ -79,6 +81,51 @@ pub struct Event {
     /// of the order after the question, or never; `answered` means nothing, and the second clock is
     /// the last at which it can.
     pub answer: Result<Vec<Decision>, ErrorKind>,
+}
+
+/// A change of a record during a [`History`]: what the store was asked to replace, by what, and
+/// whether it did. Records are told by their position among those of the history.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RecordChange {
+    /// The position of the limit.
+    pub limit: usize,
+    /// The number of the key.
+    pub key: usize,
+    /// The record that is to be replaced; `None` for none.
+    pub before: Option<usize>,
+    /// The record in its place; `None` for none.
+    pub after: Option<usize>,
+    /// The position of the question in the order of all events.
+    pub asked: u64,
+    /// The position of the answer in the same order.
+    pub answered: u64,
+    /// The store's clock before and after the change.
+    pub clock: [Timestamp; 2],
+    /// Whether `before` stood, and so was replaced.
+    pub is_done: bool,
+}
+
+/// What stands in the order.
+#[derive(Clone, Copy)]
+enum Entry<'h> {
+    Asked(&'h Event),
+    Changed(&'h RecordChange),
+}
+
+impl Entry<'_> {
+    const fn asked(self) -> u64 {
+        match self {
+            Self::Asked(event) => event.asked,
+            Self::Changed(change) => change.asked,
+        }
+    }
+
+    fn limit_keys(self) -> Vec<LimitKey> {
+        match self {
+            Self::Asked(event) => event.asks.iter().map(|(limit, key, _)| (*limit, *key)).collect(),
+            Self::Changed(change) => vec![(change.limit, change.key)],
+        }
+    }
 }
 
 impl Event {
@@ -152,10 +199,28 @@ impl<A: Algorithm<State: PartialEq>> History<'_, A> {
     /// # Panics
     /// The history has more than 128 requests.
     pub fn explain_within(&self, steps: usize) -> Result<bool, Unexplained> {
-        assert!(self.events.len() <= MOST, "{} requests are more than {MOST}", self.events.len());
+        self.explain_with_records(&[], &[], steps)
+    }
+
+    /// [`explain_within`](Self::explain_within), where records of callers have changed meanwhile:
+    /// each request is to be decided by those that stand where it comes in the order.
+    ///
+    /// # Errors
+    /// No order explains the history.
+    ///
+    /// # Panics
+    /// The history has more than 128 requests and changes.
+    pub fn explain_with_records(
+        &self,
+        records: &[Record<A>],
+        changes: &[RecordChange],
+        steps: usize,
+    ) -> Result<bool, Unexplained> {
+        let all = self.events.len() + changes.len();
+        assert!(all <= MOST, "{all} requests are more than {MOST}");
         let mut decided = true;
-        for part in self.parts() {
-            match search(self.limits, &self.times, &part, steps) {
+        for part in self.parts(changes) {
+            match search(self.limits, records, &self.times, &part, steps) {
                 SearchOutcome::Order => {}
                 SearchOutcome::OutOfSteps => decided = false,
                 SearchOutcome::None(longest) => return Err(self.unexplained(&part, longest)),
@@ -165,14 +230,16 @@ impl<A: Algorithm<State: PartialEq>> History<'_, A> {
     }
 
     /// The requests, grouped by the keys that batches join, each group in the order of asking.
-    fn parts(&self) -> Vec<Vec<&Event>> {
-        let mut parts: Vec<(Vec<LimitKey>, Vec<&Event>)> = Vec::new();
-        for event in &self.events {
+    fn parts<'h>(&'h self, changes: &'h [RecordChange]) -> Vec<Vec<Entry<'h>>> {
+        let mut parts: Vec<(Vec<LimitKey>, Vec<Entry<'h>>)> = Vec::new();
+        let asked = self.events.iter().map(Entry::Asked);
+        for entry in asked.chain(changes.iter().map(Entry::Changed)) {
             let state_of = |limit: usize| search::state_of(self.limits, limit);
-            let limit_keys = || event.asks.iter().map(|(limit, key, _)| (state_of(*limit), *key));
-            let mut joined = (limit_keys().collect::<Vec<_>>(), vec![event]);
+            let limit_keys: Vec<_> =
+                entry.limit_keys().into_iter().map(|(limit, key)| (state_of(limit), key)).collect();
+            let mut joined = (limit_keys.clone(), vec![entry]);
             parts.retain_mut(|(known, events)| {
-                let meets = limit_keys().any(|limit_key| known.contains(&limit_key));
+                let meets = limit_keys.iter().any(|limit_key| known.contains(limit_key));
                 if meets {
                     joined.0.append(known);
                     joined.1.append(events);
@@ -183,16 +250,19 @@ impl<A: Algorithm<State: PartialEq>> History<'_, A> {
         }
         let mut parts: Vec<_> = parts.into_iter().map(|(_, events)| events).collect();
         for events in &mut parts {
-            events.sort_unstable_by_key(|event| event.asked);
+            events.sort_unstable_by_key(|entry| entry.asked());
         }
         parts
     }
 
-    fn unexplained(&self, part: &[&Event], longest: u128) -> Unexplained {
+    fn unexplained(&self, part: &[Entry<'_>], longest: u128) -> Unexplained {
         let is_in_order = |position: usize| longest & (1 << position) != 0;
-        let lines = part.iter().enumerate().map(|(position, event)| {
+        let lines = part.iter().enumerate().map(|(position, entry)| {
             let mark = if is_in_order(position) { ' ' } else { '?' };
-            format!("{mark} {}\n", self.line(event))
+            match entry {
+                Entry::Asked(event) => format!("{mark} {}\n", self.line(event)),
+                Entry::Changed(change) => format!("{mark} {change:?}\n"),
+            }
         });
         Unexplained { message: lines.collect() }
     }
@@ -306,15 +376,60 @@ impl<'a, A: Algorithm<State: PartialEq>> ConcurrentRun<'a, A> {
         store: &S,
         clock: &ManualClock,
     ) -> Result<Linearized, Unexplained> {
+        self.run_changing(store, clock, (&[], &|_, change| change))
+    }
+
+    /// [`run`](Self::run), while the threads also change the records of the callers: in turn with
+    /// their requests, each caller's under a limit to one of these records or to none. No two of
+    /// them are alike.
+    ///
+    /// # Errors
+    /// A history that no order explains.
+    ///
+    /// # Panics
+    /// The store fails.
+    pub fn run_with_records<S: SyncStore<A> + RecordStore<A>>(
+        &self,
+        store: &S,
+        clock: &ManualClock,
+        records: &[Record<A>],
+    ) -> Result<Linearized, Unexplained>
+    where
+        A: PartialEq,
+    {
+        let change = |key: &str, mut change: RecordChange| {
+            let limit = &self.limits[change.limit];
+            let stands = block_on(store.record(limit, key)).expect("the store failed");
+            change.before = stands.map(|stands| {
+                let is_it = |record: &Record<A>| *record == stands;
+                records.iter().position(is_it).expect("no other record was set")
+            });
+            let [before, after] =
+                [change.before, change.after].map(|record| record.map(|record| &records[record]));
+            let done = block_on(store.exchange_record(limit, key, before, after));
+            change.is_done = done.expect("the store failed");
+            change
+        };
+        self.run_changing(store, clock, (records, &change))
+    }
+
+    fn run_changing<S: SyncStore<A>>(
+        &self,
+        store: &S,
+        clock: &ManualClock,
+        (records, change): (&[Record<A>], &Changing<'_>),
+    ) -> Result<Linearized, Unexplained> {
         let stage = Stage {
             scenario: self,
             store,
+            records: records.len(),
+            change,
             clock,
             times: Mutex::new(vec![clock.now()]),
             order: AtomicU64::new(0),
             arrived: AtomicUsize::new(0),
         };
-        let by_thread: Vec<Vec<Vec<Event>>> = std::thread::scope(|scope| {
+        let by_thread: Vec<Vec<Round>> = std::thread::scope(|scope| {
             let stage = &stage;
             let threads = (0..self.threads).map(|thread| scope.spawn(move || stage.act(thread)));
             let threads: Vec<_> = threads.collect();
@@ -323,11 +438,13 @@ impl<'a, A: Algorithm<State: PartialEq>> ConcurrentRun<'a, A> {
         let times = stage.times.into_inner().expect("no thread panicked");
         let mut linearized = Linearized::default();
         for round in 0..self.rounds {
-            let events = by_thread.iter().flat_map(|rounds| rounds[round].iter().cloned());
-            let history =
-                History { limits: self.limits, events: events.collect(), times: times.clone() };
+            let of_threads = || by_thread.iter().map(|rounds| &rounds[round]);
+            let events = of_threads().flat_map(|(events, _)| events.iter().cloned()).collect();
+            let changes: Vec<_> = of_threads().flat_map(|(_, changes)| changes).cloned().collect();
+            let history = History { limits: self.limits, events, times: times.clone() };
             linearized.add(history.events.iter().collect());
-            linearized.undecided += usize::from(!history.explain()?);
+            let explained = history.explain_with_records(records, &changes, STEPS)?;
+            linearized.undecided += usize::from(!explained);
         }
         Ok(linearized)
     }
@@ -346,10 +463,19 @@ impl Linearized {
     }
 }
 
+/// What a thread did in a round.
+type Round = (Vec<Event>, Vec<RecordChange>);
+
+/// Changes the record of a key, and says what stood, and whether it was replaced.
+type Changing<'c> = dyn Fn(&str, RecordChange) -> RecordChange + Sync + 'c;
+
 /// The state that the threads of a run share.
 struct Stage<'a, A, S> {
     scenario: &'a ConcurrentRun<'a, A>,
     store: &'a S,
+    /// How many records there are to choose from.
+    records: usize,
+    change: &'a Changing<'a>,
     clock: &'a ManualClock,
     /// All times that the clock has shown.
     times: Mutex<Vec<Timestamp>>,
@@ -361,23 +487,29 @@ struct Stage<'a, A, S> {
 
 impl<A: Algorithm, S: SyncStore<A>> Stage<'_, A, S> {
     /// Runs one thread's requests, round by round, and returns its events.
-    fn act(&self, thread: usize) -> Vec<Vec<Event>> {
+    fn act(&self, thread: usize) -> Vec<Round> {
         let scenario = self.scenario;
         let mut drawn = Lcg::new(scenario.seed.wrapping_add(thread as u64));
         let requests = scenario.requests.min(MOST / scenario.threads.max(1));
         let round = |round: usize| {
             let names: Vec<_> = (0..scenario.keys).map(|key| format!("{round}: {key}")).collect();
-            let planned: Vec<_> = (0..requests).map(|_| drawn.next(scenario)).collect();
+            let mut plan = || {
+                let change = (self.records > 0).then(|| drawn.change(scenario, self.records));
+                (drawn.next(scenario), change.flatten())
+            };
+            let planned: Vec<_> = (0..requests).map(|_| plan()).collect();
             meet(&self.arrived, scenario.threads * (round + 1));
-            planned
-                .into_iter()
-                .map(|(event, step)| {
-                    if let Some(step) = step {
-                        self.move_on(step);
-                    }
-                    self.ask(event, &names)
-                })
-                .collect()
+            let (mut events, mut changes) = Round::default();
+            for ((event, step), change) in planned {
+                if let Some(step) = step {
+                    self.move_on(step);
+                }
+                match change {
+                    Some(change) => changes.push(self.change(change, &names)),
+                    None => events.push(self.ask(event, &names)),
+                }
+            }
+            (events, changes)
         };
         (0..scenario.rounds).map(round).collect()
     }
@@ -387,6 +519,15 @@ impl<A: Algorithm, S: SyncStore<A>> Stage<'_, A, S> {
         let next = self.clock.now() + by;
         times.push(next);
         self.clock.set(next);
+    }
+
+    fn change(&self, mut change: RecordChange, names: &[String]) -> RecordChange {
+        change.clock[0] = self.clock.now();
+        change.asked = self.order.fetch_add(1, Ordering::SeqCst);
+        change = (self.change)(&names[change.key], change);
+        change.answered = self.order.fetch_add(1, Ordering::SeqCst);
+        change.clock[1] = self.clock.now();
+        change
     }
 
     fn ask(&self, mut event: Event, names: &[String]) -> Event {

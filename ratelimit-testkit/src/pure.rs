@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher, Hash};
+use std::ops::Deref;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use ratelimit_core::algorithm::Write;
@@ -82,6 +83,15 @@ impl<A: Algorithm> PureStore<A> {
     /// # Errors
     /// The request is invalid or unsupported.
     pub fn decide(&self, batch: &Batch<'_, A>) -> Result<Verdict, Refusal> {
+        self.decide_by(batch, || self.records())
+    }
+
+    /// Decides a batch by these records, which are read once the states are locked.
+    pub(crate) fn decide_by<R: Deref<Target = HashMap<StateKey, Record<A>>>>(
+        &self,
+        batch: &Batch<'_, A>,
+        records: impl FnOnce() -> R,
+    ) -> Result<Verdict, Refusal> {
         let mut contents = self.contents();
         let now = match batch.time() {
             Now::Store => self.clock.now(),
@@ -89,7 +99,7 @@ impl<A: Algorithm> PureStore<A> {
         };
         let mut view =
             PureView { keys: keys(batch), id: batch.reservation_id(), contents: &mut contents };
-        let records = self.records();
+        let records = records();
         let standing = |check: &Check<'_, A>| {
             let record = records.get(&key_of(check.limit, check.key));
             check.limit.standing(record.filter(|_| check.limit.is_overridable()), now)
@@ -100,7 +110,7 @@ impl<A: Algorithm> PureStore<A> {
     }
 
     /// Locked after the contents.
-    fn records(&self) -> MutexGuard<'_, HashMap<StateKey, Record<A>>> {
+    pub(crate) fn records(&self) -> MutexGuard<'_, HashMap<StateKey, Record<A>>> {
         self.records.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

@@ -56,6 +56,7 @@ macro_rules! record_conformance {
                 a_raise_grants_no_second_burst: RaisesWithoutASecondBurst,
                 records_outlive_states: OutlivesStates,
                 of_two_writers_one_is_told: TellsTheLoser,
+                requests_and_changes_have_an_order: AnswersInSomeOrder,
                 only_overridable_limits_look: AsksOnlyOverridable
             }
         }
@@ -87,19 +88,23 @@ pub enum RecordRule {
     OutlivesStates,
     /// A writer learns whether the record has changed since it was read.
     TellsTheLoser,
+    /// Of tasks that ask and change records at one moment, each is answered as if all had come one
+    /// after the other, in some order.
+    AnswersInSomeOrder,
     /// A limit that does not look for records has none, and its callers decide by the policy.
     AsksOnlyOverridable,
 }
 
 impl RecordRule {
     /// All rules.
-    pub const ALL: [Self; 7] = [
+    pub const ALL: [Self; 8] = [
         Self::Agrees,
         Self::BlocksUntilTheEnd,
         Self::ExemptsFromCharges,
         Self::RaisesWithoutASecondBurst,
         Self::OutlivesStates,
         Self::TellsTheLoser,
+        Self::AnswersInSomeOrder,
         Self::AsksOnlyOverridable,
     ];
 
@@ -125,6 +130,7 @@ impl RecordRule {
                 Self::RaisesWithoutASecondBurst => harness.block_on(raises(&try_on())),
                 Self::OutlivesStates => harness.block_on(outlives(&try_on())),
                 Self::TellsTheLoser => harness.block_on(tells(&try_on())),
+                Self::AnswersInSomeOrder => races::answers(&harness, &try_on()),
                 Self::AsksOnlyOverridable => harness.block_on(asks_only(&try_on())),
             };
             held.map_err(|broken| format!("{self:?}, by its own clock: {by_own_clock}: {broken}"))?;
@@ -479,5 +485,6 @@ async fn agrees<S: RecordStore<Any>>(tried: &Tried<S>, seed: u64) -> Held {
     Ok(())
 }
 
+mod races;
 #[cfg(test)]
 mod wrong;

@@ -4,7 +4,7 @@
 use std::cell::Cell;
 use std::time::Duration;
 
-use ratelimit_core::{AnyAlgorithm, Limit, ManualClock};
+use ratelimit_core::{AnyAlgorithm, Limit, ManualClock, Record};
 use ratelimit_memory::MemoryStore;
 use ratelimit_testkit::{ConcurrentRun, Linearized};
 
@@ -84,6 +84,43 @@ fn states_that_expire_all_the_time_are_linearizable() {
     let limits = limits(&["gcra 1000000/s burst 3", "gcra 3/us burst 40"]);
     let step = Duration::from_micros(4);
     all_explained(&ConcurrentRun { step, rounds: 150, ..ConcurrentRun::new(&limits) });
+}
+
+/// Threads that also change each other's records, which end at times: on every path, as with
+/// records in place of requests.
+#[test]
+fn changes_of_records_are_linearizable() {
+    let numbers = |words: &str| Record::numbers(words.parse().expect(words));
+    let end = |ms: u64| BEGIN.saturating_add_us(1_000 * ms);
+    for words in [
+        &["gcra 10/s burst 5"][..],
+        &["fixed-window 4/s"],
+        &["gcra 10/s burst 5", "gcra 3/s burst 2"],
+        &["gcra 10/s burst 5", "sliding-counter 5/s"],
+    ] {
+        let limits: Vec<_> = limits(words).into_iter().map(Limit::overridable).collect();
+        let more = words[0].replacen("10/s", "20/s", 1).replacen("4/s", "9/s", 1);
+        let mut records =
+            vec![Record::blocked().forever(), Record::exempt().forever(), numbers(&more).forever()];
+        records.extend((1..8).map(|n| numbers(&more).until(end(2_000 * n))));
+        records.extend((1..8).map(|n| Record::blocked().until(end(2_000 * n))));
+        for (threads, requests) in [(2, 12), (4, 8), (8, 5)] {
+            for batch in [1, 2] {
+                let run = ConcurrentRun {
+                    threads,
+                    requests,
+                    batch,
+                    rounds: 80,
+                    ..ConcurrentRun::new(&limits)
+                };
+                let clock = ManualClock::new(BEGIN);
+                let store = MemoryStore::builder().shards(4).clock(clock.clone()).build();
+                let seen = run.run_with_records(&store, &clock, &records);
+                let seen = seen.unwrap_or_else(|error| panic!("{error}"));
+                assert!(seen.admitted > 100 && seen.undecided * 20 <= run.rounds, "{seen:?}");
+            }
+        }
+    }
 }
 
 #[test]

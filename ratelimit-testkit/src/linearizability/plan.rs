@@ -5,7 +5,7 @@ use std::time::Duration;
 use ratelimit_core::store::Op;
 use ratelimit_core::{Algorithm, ReservationId, Timestamp};
 
-use super::{ConcurrentRun, Event};
+use super::{ConcurrentRun, Event, RecordChange};
 
 /// A linear congruential generator.
 pub(crate) struct Lcg(u64);
@@ -68,6 +68,26 @@ impl Lcg {
             Duration::from_micros(1 + self.below(most_us) as u64)
         });
         (event, step)
+    }
+
+    /// In one of four cases, a change of a record in place of a request: which stands after it, of
+    /// so many.
+    pub(crate) fn change<A: Algorithm>(
+        &mut self,
+        scenario: &ConcurrentRun<'_, A>,
+        records: usize,
+    ) -> Option<RecordChange> {
+        let change = RecordChange {
+            limit: self.below(scenario.limits.len()),
+            key: self.below(scenario.keys),
+            before: None,
+            after: self.below(records + 1).checked_sub(1),
+            asked: 0,
+            answered: 0,
+            clock: [Timestamp::ZERO; 2],
+            is_done: false,
+        };
+        (self.below(4) == 0).then_some(change)
     }
 
     fn cost<A: Algorithm>(&mut self, algorithm: &A) -> u64 {

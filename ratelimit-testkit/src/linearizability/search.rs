@@ -5,10 +5,10 @@ use std::collections::HashMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
 
 use ratelimit_core::algorithm::Write;
-use ratelimit_core::store::{Batch, Check, Op, Reservation, States, decide};
-use ratelimit_core::{Algorithm, Decision, ErrorKind, Limit, ReservationId, Timestamp};
+use ratelimit_core::store::{Batch, Check, Op, Reservation, Standing, States, decide};
+use ratelimit_core::{Algorithm, Decision, ErrorKind, Limit, Record, ReservationId, Timestamp};
 
-use super::{Event, LimitKey};
+use super::{Entry, Event, LimitKey, RecordChange};
 use crate::pure::fingerprint;
 
 /// The first of these limits that has the states of this one: itself, or one of other numbers.
@@ -25,17 +25,21 @@ pub(super) enum SearchOutcome {
     OutOfSteps,
 }
 
-/// Searches for an order of these requests, which are sorted by the time of asking.
+/// Searches for an order of these requests and changes of records, which are sorted by the time of
+/// asking.
 pub(super) fn search<A: Algorithm<State: PartialEq>>(
     limits: &[Limit<A>],
+    records: &[Record<A>],
     times: &[Timestamp],
-    events: &[&Event],
+    events: &[Entry<'_>],
     steps: usize,
 ) -> SearchOutcome {
     let states: Vec<_> = (0..limits.len()).map(|limit| state_of(limits, limit)).collect();
     let (states, tried) = (&states[..], HashMap::new());
-    let mut search = Search { limits, states, times, events, tried, longest: 0, left: steps };
-    match search.explain(0, StoreStates { states: Vec::new(), reservations: Vec::new() }) {
+    let mut search =
+        Search { limits, records, states, times, events, tried, longest: 0, left: steps };
+    let none = StoreStates { states: Vec::new(), reservations: Vec::new(), records: Vec::new() };
+    match search.explain(0, none) {
         Some(true) => SearchOutcome::Order,
         Some(false) => SearchOutcome::None(search.longest),
         None => SearchOutcome::OutOfSteps,
@@ -43,8 +47,12 @@ pub(super) fn search<A: Algorithm<State: PartialEq>>(
 }
 
 /// When a request was answered. One whose answer is unknown may take effect at any later time.
-fn answer_time(event: &Event) -> u64 {
-    if event.is_indeterminate() { u64::MAX } else { event.answered }
+fn answer_time(entry: Entry<'_>) -> u64 {
+    match entry {
+        Entry::Asked(event) if event.is_indeterminate() => u64::MAX,
+        Entry::Asked(event) => event.answered,
+        Entry::Changed(change) => change.answered,
+    }
 }
 
 /// The states of a store, sorted by limit and key, so that equal contents compare equal.
@@ -52,6 +60,8 @@ fn answer_time(event: &Event) -> u64 {
 struct StoreStates<S> {
     states: Vec<(LimitKey, S)>,
     reservations: Vec<((LimitKey, ReservationId), Reservation)>,
+    /// By position.
+    records: Vec<(LimitKey, usize)>,
 }
 
 /// Finds a limit and key in entries that they sort.
@@ -118,10 +128,11 @@ impl<S> States<S> for EventView<'_, S> {
 
 struct Search<'h, A: Algorithm> {
     limits: &'h [Limit<A>],
+    records: &'h [Record<A>],
     /// By limit the first that has its states.
     states: &'h [usize],
     times: &'h [Timestamp],
-    events: &'h [&'h Event],
+    events: &'h [Entry<'h>],
     /// The visited configurations: the requests placed so far, and the states after them, by a hash
     /// of what these decide. Requests that could have come at many times leave thousands of
     /// different states.
@@ -167,6 +178,7 @@ impl<A: Algorithm<State: PartialEq>> Search<'_, A> {
     /// A hash of what states decide at the ends of the run. A state need not be `Hash`.
     fn hash(&self, known: &StoreStates<A::State>) -> u64 {
         let mut hasher = DefaultHasher::new();
+        known.records.hash(&mut hasher);
         for ((limit, key), state) in &known.states {
             for at in self.times.first().into_iter().chain(self.times.last()) {
                 let decision = self.limits[*limit].algorithm().step(Some(state), *at, 0).decision;
@@ -184,7 +196,7 @@ impl<A: Algorithm<State: PartialEq>> Search<'_, A> {
         let first_answer = left().map(|position| answer_time(self.events[position])).min();
         let by = first_answer.unwrap_or(u64::MAX);
         let mut next: Vec<_> =
-            left().filter(|position| self.events[*position].asked < by).collect();
+            left().filter(|position| self.events[*position].asked() < by).collect();
         next.sort_unstable_by_key(|position| answer_time(self.events[*position]));
         next
     }
@@ -198,7 +210,11 @@ impl<A: Algorithm<State: PartialEq>> Search<'_, A> {
     }
 
     /// Whether a request with this answer can have changed anything, wherever in the order it came.
-    fn may_write(&self, event: &Event) -> bool {
+    fn may_write(&self, entry: Entry<'_>) -> bool {
+        let event = match entry {
+            Entry::Asked(event) => event,
+            Entry::Changed(change) => return change.is_done,
+        };
         let Ok(decisions) = &event.answer else { return event.is_indeterminate() };
         let counts = |(limit, ..): &(usize, usize, u64)| self.limits[*limit].counts_attempts();
         match event.op {
@@ -211,21 +227,50 @@ impl<A: Algorithm<State: PartialEq>> Search<'_, A> {
     }
 
     /// The states that a request may leave if it comes next and gets its recorded answer.
-    fn outcomes(
-        &self,
-        event: &Event,
-        known: &StoreStates<A::State>,
-    ) -> impl Iterator<Item = StoreStates<A::State>> {
+    fn outcomes<'o>(
+        &'o self,
+        entry: Entry<'o>,
+        known: &'o StoreStates<A::State>,
+    ) -> Box<dyn Iterator<Item = StoreStates<A::State>> + 'o> {
+        let (Entry::Asked(Event { clock: [from, to], .. })
+        | Entry::Changed(RecordChange { clock: [from, to], .. })) = entry;
+        let begin = self.times.partition_point(|time| time < from);
+        let times = self.times[begin..].iter().take_while(move |time| *time <= to);
+        let event = match entry {
+            Entry::Asked(event) => event,
+            Entry::Changed(change) => {
+                return Box::new(times.filter_map(|now| self.changed(change, known, *now)));
+            }
+        };
         let unknown = event.is_indeterminate();
-        let [from, to] = event.clock;
-        let begin = self.times.partition_point(|time| *time < from);
-        let times = self.times[begin..].iter().take_while(move |time| **time <= to);
         let decided = times.filter_map(move |now| {
             let mut view = EventView { event, states: self.states, known: known.clone() };
             let answer = self.decide_event(&mut view, *now);
             (unknown || answer == event.answer).then_some(view.known)
         });
-        unknown.then(|| known.clone()).into_iter().chain(decided)
+        Box::new(unknown.then(|| known.clone()).into_iter().chain(decided))
+    }
+
+    /// What a change of a record leaves if it comes next, at this time, and gets its answer.
+    fn changed(
+        &self,
+        change: &RecordChange,
+        known: &StoreStates<A::State>,
+        now: Timestamp,
+    ) -> Option<StoreStates<A::State>> {
+        let limit_key = (self.states[change.limit], change.key);
+        let stands = get(&known.records, &limit_key).ok().map(|found| known.records[found].1);
+        let stands = stands.filter(|record| self.records[*record].stands_at(now));
+        if (stands == change.before) != change.is_done {
+            return None;
+        }
+        let mut after = known.clone();
+        match change.after {
+            _ if !change.is_done => {}
+            Some(record) => put(&mut after.records, limit_key, record),
+            None => after.records.retain(|(other, _)| *other != limit_key),
+        }
+        Some(after)
     }
 
     fn decide_event(
@@ -243,6 +288,15 @@ impl<A: Algorithm<State: PartialEq>> Search<'_, A> {
             .collect();
         let batch = Batch::new(&checks).expect("no pair twice").op(event.op);
         let batch = event.id.map_or(batch, |id| batch.id(id));
+        let standing = |(position, check): (usize, &Check<'_, A>)| {
+            let records = &view.known.records;
+            let found = get(records, &view.limit_key(position)).ok().map(|found| records[found].1);
+            let found = found.filter(|_| check.limit.is_overridable());
+            check.limit.standing(found.map(|record| &self.records[record]), now)
+        };
+        let standings: Vec<Standing<A>> = batch.checks().iter().enumerate().map(standing).collect();
+        let checks = batch.checks_by(&standings);
+        let batch = batch.with_checks(&checks).standing_so(&standings);
         let verdict = decide(&batch, now, view).map_err(|refusal| refusal.kind())?;
         Ok(verdict.decisions().to_vec())
     }

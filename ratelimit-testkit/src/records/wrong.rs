@@ -1,5 +1,7 @@
 //! Stores that break a rule, each of which is caught.
 
+use std::future::poll_fn;
+use std::task::Poll;
 use std::time::Duration;
 
 use ratelimit_core::Refusal;
@@ -23,10 +25,36 @@ trait Wrong: Send + Sync + 'static {
     {
     }
 
+    /// Decides the batch. Others come before it and after it.
+    fn decides(
+        store: &PureStore,
+        batch: &Batch<'_, Any>,
+    ) -> impl Future<Output = Result<Verdict, Refusal>> + Send {
+        async move {
+            yields().await;
+            let verdict = store.decide(batch);
+            yields().await;
+            verdict
+        }
+    }
+
     /// The limit that decides in place of one.
     fn sees(limit: &Limit<Any>) -> Limit<Any> {
         limit.clone()
     }
+}
+
+/// Lets all others run that are ready.
+async fn yields() {
+    let mut has_yielded = false;
+    poll_fn(|context| {
+        if std::mem::replace(&mut has_yielded, true) {
+            return Poll::Ready(());
+        }
+        context.waker().wake_by_ref();
+        Poll::Pending
+    })
+    .await;
 }
 
 struct WrongStore<W>(PureStore, std::marker::PhantomData<W>);
@@ -39,7 +67,7 @@ impl<W: Wrong> Store<Any> for WrongStore<W> {
         let limits: Vec<_> = batch.checks().iter().map(|check| W::sees(check.limit)).collect();
         let checks = batch.checks().iter().zip(&limits);
         let checks: Vec<_> = checks.map(|(check, limit)| Check { limit, ..*check }).collect();
-        self.0.decide(&batch.with_checks(&checks))
+        W::decides(&self.0, &batch.with_checks(&checks)).await
     }
 }
 
@@ -123,10 +151,23 @@ impl Wrong for IgnoresRecords {
     }
 }
 
+/// Reads the records before it takes the lock of the states.
+struct ReadsRecordsBeforeTheLock;
+impl Wrong for ReadsRecordsBeforeTheLock {
+    async fn decides(store: &PureStore, batch: &Batch<'_, Any>) -> Result<Verdict, Refusal> {
+        let read = store.records().clone();
+        // Others come between.
+        yields().await;
+        store.decide_by(batch, || &read)
+    }
+}
+
 #[test]
 fn wrong_stores_are_caught() {
     assert_eq!(broken::<Right>(), []);
     assert!(broken::<ForgetsWithTheState>().contains(&RecordRule::OutlivesStates));
     assert!(broken::<GrantsASecondBurst>().contains(&RecordRule::RaisesWithoutASecondBurst));
     assert!(broken::<IgnoresRecords>().len() > 4);
+    // No rule of one request at a time sees it.
+    assert_eq!(broken::<ReadsRecordsBeforeTheLock>(), [RecordRule::AnswersInSomeOrder]);
 }
