@@ -20,7 +20,9 @@ use crate::refusal::Refusal;
 ///
 /// The state of a key is the limit's, whatever the numbers: they may change with each request, as
 /// those of a limit may ([`state_name`](Limit::state_name)). So give the same numbers with every
-/// request of a customer, also where it peeks and settles.
+/// request of a customer, also where it peeks and settles. When they change, until the next check a
+/// forced charge or a settlement above its estimate counts in the state as the old numbers wrote
+/// it: after an upgrade from a slow bucket, it can use up the new one.
 ///
 /// Numbers belong to the limits that they were built from, and to copies of these. Where the policy
 /// is replaced, a request checks them against the limits in force, by name: one whose numbers these

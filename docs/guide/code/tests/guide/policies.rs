@@ -105,6 +105,43 @@ fn billed() -> Result<Limits<AnyAlgorithm>, Error> {
     Ok(limits)
 }
 
+fn by_billing_day() -> Result<Limits<AnyAlgorithm>, Error> {
+    let mut limits = Limits::builder();
+    for day in 1..=31 {
+        let billed = FixedWindow::per_month(1_000).zone("Europe/Berlin").anchor(day);
+        limits = limits.limit(&format!("plan-{day}"), billed).by(["customer"]);
+        limits = limits.when("billing-day", day.to_string());
+    }
+    Ok(limits.build()?)
+}
+
+#[test]
+fn each_customer_has_a_billing_day_of_its_own() -> Result<(), Error> {
+    // The 20th of May 2026, 12:00 in UTC.
+    let noon = Timestamp::from_us(1_779_278_400_000_000).expect("a time");
+    let limiter = RateLimiter::new(by_billing_day()?, MemoryStore::new());
+    for (customer, day, days) in [("alice", "15", 26), ("bob", "31", 11), ("carol", "20", 31)] {
+        let caller = [("customer", customer), ("billing-day", day)];
+        let verdict = limiter.request(&caller).at(noon).check_now()?;
+        // In Berlin it is 14:00.
+        let hours = verdict.reset_after().as_secs() / 3_600;
+        let names: Vec<_> = limiter.named(&verdict).map(|one| one.name().to_owned()).collect();
+        assert_eq!(names, [format!("plan-{day}")]);
+        assert_eq!((hours + 14, verdict.remaining()), (24 * days, 999), "{customer}");
+    }
+    // Without its billing day, a customer is refused, not unlimited.
+    assert!(limiter.check_now(&[("customer", "alice")]).is_err());
+    // Numbers have the anchor of their limit.
+    let max = FixedWindow::per_month(9_000).anchor(15);
+    let plan = FixedWindow::per_month(1_000).anchor(15);
+    let plan: Limits<AnyAlgorithm> =
+        Limits::builder().limit("plan", plan).accepts_up_to(max).build()?;
+    assert!(plan.numbers([("plan", FixedWindow::per_month(5_000).anchor(15))]).is_ok());
+    let refused = plan.numbers([("plan", FixedWindow::per_month(5_000).anchor(20))]);
+    assert!(refused.is_err_and(|error| error.to_string().contains("another algorithm or window")));
+    Ok(())
+}
+
 #[test]
 fn the_calendar_of_the_document_is_that_of_the_rust_beside_it() -> Result<(), Error> {
     let text = chapter("customers.md");
