@@ -50,8 +50,11 @@ pub(crate) enum Limiters<S, A> {
 #[derive(Clone)]
 pub(crate) enum Cost {
     Fixed(u64),
-    ByRequest(Arc<dyn Fn(&Parts) -> LimitCosts + Send + Sync>),
+    ByRequest(Arc<CostsOf>),
 }
+
+/// The costs of a request.
+pub(crate) type CostsOf = dyn Fn(&Parts) -> LimitCosts + Send + Sync;
 
 /// The numbers of a request, where they are not those of the limits.
 pub(crate) type NumbersOf<A> = dyn Fn(&Parts) -> Option<Arc<Numbers<A>>> + Send + Sync;
@@ -69,6 +72,9 @@ pub(crate) struct Config<S, A> {
     /// Whether costs are reserved and settled.
     pub(crate) reserves: bool,
     pub(crate) cost: Cost,
+    /// The least that is reserved, if it need not be all of the cost.
+    #[cfg(feature = "tokio")]
+    pub(crate) least: Option<Arc<CostsOf>>,
     pub(crate) numbers: Option<Arc<NumbersOf<A>>>,
     pub(crate) fields: Fields,
     /// Whether requests have the decisions as an extension.
@@ -111,6 +117,8 @@ impl<S, A: Quota> Config<S, A> {
             sources: Sources::default(),
             reserves: false,
             cost: Cost::Fixed(1),
+            #[cfg(feature = "tokio")]
+            least: None,
             numbers: None,
             fields: Fields::new(),
             tells_handlers: false,

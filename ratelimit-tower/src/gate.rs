@@ -16,7 +16,7 @@ use http::header::WWW_AUTHENTICATE;
 use http::request::Parts;
 use ratelimit_core::algorithm::Quota;
 use ratelimit_core::{
-    Algorithm, ConfigError, ErrorKind, Identifiers, LimitCosts, Limits, NamedDecision,
+    Algorithm, ConfigError, ErrorKind, Identifiers, Limit, LimitCosts, Limits, NamedDecision,
     NamedDecisions, Numbers, OnOutage, RateLimiter, Request, Source, Store, StoreError, Verdict,
 };
 
@@ -44,6 +44,9 @@ pub(crate) type Asked<'g, S, A> = (Cow<'g, Arc<RateLimiter<S, A>>>, Terms<A>, Op
 pub(crate) struct Terms<A> {
     pub(crate) costs: LimitCosts,
     pub(crate) numbers: Option<Arc<Numbers<A>>>,
+    /// The least that a layer reserves, if it need not be all of the costs.
+    #[cfg(feature = "tokio")]
+    pub(crate) least: Option<LimitCosts>,
 }
 
 /// The limits that decide a request: those of a limiter, some at the request's own numbers.
@@ -65,6 +68,12 @@ impl<'d, S, A: Algorithm> Deciding<'d, S, A> {
     {
         let request = self.limiter.request(caller);
         self.numbers.map_or(request, |numbers| request.numbers(numbers))
+    }
+
+    /// The limit that decides in place of this one of the policy.
+    #[cfg(feature = "tokio")]
+    pub(crate) fn limit(self, of_policy: &'d Limit<A>) -> &'d Limit<A> {
+        self.numbers.map_or(of_policy, |numbers| numbers.limit_of(of_policy))
     }
 
     /// Each decision with the limit that made it.
@@ -152,8 +161,14 @@ impl<S: Store<A>, A: Quota + 'static> Gate<S, A> {
             Cost::ByRequest(costs) => costs(request),
         };
         let numbers = config.numbers.as_ref().and_then(|numbers| numbers(request));
+        let terms = Terms {
+            costs,
+            numbers,
+            #[cfg(feature = "tokio")]
+            least: config.least.as_ref().map(|least| least(request)),
+        };
         match config.sources.identify(request, values) {
-            Ok(later) => Ok(Some((limiter, Terms { costs, numbers }, later))),
+            Ok(later) => Ok(Some((limiter, terms, later))),
             Err(error) => Err(self.unidentified(error)),
         }
     }

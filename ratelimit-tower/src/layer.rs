@@ -53,7 +53,7 @@ use crate::service::{RateLimitService, Shared};
 #[derive_where(Debug; M)]
 pub struct RateLimitLayer<S, A = AnyAlgorithm, R = ProblemJson, M = Awaited> {
     #[derive_where(skip(Debug))]
-    config: Config<S, A>,
+    pub(crate) config: Config<S, A>,
     #[derive_where(skip(Debug))]
     answer: R,
     pub(crate) mode: M,

@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use derive_where::derive_where;
 use http::StatusCode;
+use http::request::Parts;
 use ratelimit_core::algorithm::Quota;
 use ratelimit_core::{LimitCosts, Store};
 use tokio_util::task::TaskTracker;
@@ -92,6 +93,43 @@ impl<S: Store<A>, A: Quota + 'static, R, M> RateLimitLayer<S, A, R, M> {
 }
 
 impl<S, A, R> RateLimitLayer<S, A, R, Reserving> {
+    /// The same layer, which admits a request also where less is left than its cost, down to what
+    /// this function returns: it reserves what is left, as
+    /// [`reserve_up_to`](ratelimit_core::Request::reserve_up_to) does. A denial is that of the
+    /// minimum.
+    ///
+    /// With [`tell_handlers`](Self::tell_handlers) the service sees what it may use: the cost of
+    /// each decision.
+    ///
+    /// ```
+    /// # use ratelimit_core::*;
+    /// use axum::Extension;
+    /// use ratelimit_tower::{Charge, Decisions, RateLimitLayer, header};
+    ///
+    /// # fn example<S: Store<AnyAlgorithm> + 'static>(limiter: RateLimiter<S>) {
+    /// let layer = RateLimitLayer::new(limiter)
+    ///     .by("customer", header(http::header::AUTHORIZATION))
+    ///     .cost_of(|_| LimitCosts::from(1).with("tokens", 4_000))
+    ///     .tell_handlers()
+    ///     .reserve(Charge::estimate())
+    ///     .down_to(|_| LimitCosts::from(1).with("tokens", 500));
+    /// # drop(layer);
+    /// # }
+    ///
+    /// async fn complete(Extension(decisions): Extension<Decisions>) -> String {
+    ///     let most_tokens = decisions.by_name("tokens").map_or(4_000, |tokens| tokens.cost);
+    ///     format!("an answer of at most {most_tokens} tokens")
+    /// }
+    /// ```
+    #[must_use]
+    pub fn down_to<K: Into<LimitCosts>>(
+        mut self,
+        least: impl Fn(&Parts) -> K + Send + Sync + 'static,
+    ) -> Self {
+        self.config.least = Some(Arc::new(move |request| least(request).into()));
+        self
+    }
+
     /// The reservations of this layer and its clones that are not settled yet.
     #[must_use]
     pub fn settlements(&self) -> Settlements {

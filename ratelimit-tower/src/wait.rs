@@ -6,8 +6,8 @@ use std::time::Duration;
 use derive_where::derive_where;
 use ratelimit_core::store::{Batch, Check, Op};
 use ratelimit_core::{
-    Algorithm, AnyAlgorithm, ConfigError, Decision, Gcra, Identifiers, Limit, LimitCosts, OnOutage,
-    RateLimiter, Store, Verdict,
+    Algorithm, AnyAlgorithm, ConfigError, Decision, Gcra, Identifiers, Limit, LimitCosts, Numbers,
+    OnOutage, RateLimiter, Store, Verdict,
 };
 use tokio::time::{Instant, sleep_until};
 
@@ -19,6 +19,10 @@ pub use layer::{WaitLayer, WaitService, WaitServiceError};
 use queue::{LONGEST_HOLD, QueueKey, QueuePosition, Turn, WaitQueues};
 
 use crate::fields::advice::Advice;
+use crate::gate::Deciding;
+
+/// The numbers of a caller, where they are not those of the limits.
+type NumbersOf<A> = dyn Fn(&dyn Identifiers) -> Option<Arc<Numbers<A>>> + Send + Sync;
 
 /// Waits until a request is admitted, instead of refusing it.
 ///
@@ -62,6 +66,8 @@ pub struct Waiter<S, A = AnyAlgorithm> {
     #[derive_where(skip(Debug))]
     queues: Arc<WaitQueues>,
     jitter: Duration,
+    #[derive_where(skip(Debug))]
+    numbers: Option<Arc<NumbersOf<A>>>,
     /// Its charge in the store is the time for which a caller is held back, in microseconds.
     #[derive_where(skip(Debug))]
     holds: Option<Arc<Limit<A>>>,
@@ -91,8 +97,9 @@ pub enum WaitError<E> {
         /// How long the requests are still held back.
         wait: Duration,
     },
-    /// The cost is above the capacity of a limit: no wait is long enough.
-    #[error("the cost is above the capacity of a limit; lower it, or split the request")]
+    /// No wait is long enough: the cost is above the capacity of a limit, a limit has a rate of 0,
+    /// or a record blocks the caller for ever.
+    #[error("{}", why_never(verdict))]
     Never {
         /// The denial.
         verdict: Verdict,
@@ -105,12 +112,27 @@ pub enum WaitError<E> {
     Store(#[from] E),
 }
 
+/// Why this denial has no end, and what to do about it.
+fn why_never(verdict: &Verdict) -> &'static str {
+    let endless =
+        verdict.decisions().iter().find(|one| !one.allowed && one.retry_after_us.is_none());
+    match endless {
+        Some(denial) if denial.limit == 0 => {
+            "a limit has a rate of 0, which admits nothing; give it, or the caller, another rate"
+        }
+        Some(denial) if denial.cost <= denial.limit => {
+            "a record blocks the caller for ever under a limit; clear or replace the record"
+        }
+        _ => "the cost is above the capacity of a limit; lower it, or split the request",
+    }
+}
+
 impl<S: Store<A>, A: Algorithm> Waiter<S, A> {
     /// A waiter for admissions of this limiter. Its clones have one queue.
     #[must_use]
     pub fn new(limiter: impl Into<Arc<RateLimiter<S, A>>>) -> Self {
         let (limiter, queues) = (limiter.into(), Arc::default());
-        Self { limiter, queues, jitter: Duration::ZERO, holds: None }
+        Self { limiter, queues, jitter: Duration::ZERO, numbers: None, holds: None }
     }
 
     /// Checks that every limit [suits](Limit::check_reserving) a waiter. Without this check, each
@@ -175,6 +197,34 @@ impl<S: Store<A>, A: Algorithm> Waiter<S, A> {
         self
     }
 
+    /// The same waiter, whose limits decide the requests of each caller by the [numbers](Numbers)
+    /// that this function returns, in place of their own. `None` for a caller without any.
+    ///
+    /// The function is called each time that the store is asked, so it looks the numbers up and
+    /// does not build them: a caller that waits is admitted by those that it has by then. Numbers
+    /// that a limit does not accept are an error of the store.
+    ///
+    /// ```
+    /// # use std::collections::HashMap;
+    /// # use std::sync::Arc;
+    /// # use ratelimit_core::*;
+    /// use ratelimit_tower::Waiter;
+    ///
+    /// # fn example<S: Store<AnyAlgorithm>>(limiter: RateLimiter<S>, of: HashMap<String, Arc<Numbers>>) {
+    /// let waiter = Waiter::new(limiter)
+    ///     .numbers_of(move |caller| of.get(&*caller.identifier("tenant")?).cloned());
+    /// # drop(waiter);
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn numbers_of(
+        mut self,
+        numbers: impl Fn(&dyn Identifiers) -> Option<Arc<Numbers<A>>> + Send + Sync + 'static,
+    ) -> Self {
+        self.numbers = Some(Arc::new(numbers));
+        self
+    }
+
     /// Waits until a request of cost 1 is admitted, and returns the [summary](Verdict::summary) of
     /// the verdict.
     ///
@@ -212,10 +262,13 @@ impl<S: Store<A>, A: Algorithm> Waiter<S, A> {
         let mut position = self.queues.enter(self.queue_of(caller));
         // Those who would wait for too long need not queue up for it.
         position.held_until(deadline).map_err(held_back)?;
-        if applicable.iter().any(|position| limits[*position].algorithm().capacity() < cost) {
+        let numbers = self.numbers_for(caller);
+        let deciding = Deciding { limiter, numbers: numbers.as_deref() };
+        let admits = |position: &usize| deciding.limit(&limits[*position]).algorithm().capacity();
+        if applicable.iter().any(|position| admits(position) < cost) {
             // No wait is long enough. Only the store can say so in a verdict. During an outage it
             // may admit the request in its turn.
-            let verdict = limiter.request(caller).cost(cost).peek().await?;
+            let verdict = deciding.request(caller).cost(cost).peek().await?;
             if !verdict.allowed() && verdict.retry_after().is_none() {
                 return Err(WaitError::Never { verdict });
             }
@@ -248,7 +301,9 @@ impl<S: Store<A>, A: Algorithm> Waiter<S, A> {
             let asked = Instant::now();
             let turns = [Some(&position), at_limit.as_ref().map(|turn| &turn.position)];
             turns.into_iter().flatten().for_each(|turn| turn.goes_on_by(asked));
-            let verdict = limiter.request(caller).cost(cost).check().await?;
+            let numbers = self.numbers_for(caller);
+            let deciding = Deciding { limiter, numbers: numbers.as_deref() };
+            let verdict = deciding.request(caller).cost(cost).check().await?;
             if verdict.allowed() {
                 return Ok(*verdict.summary());
             }
@@ -385,18 +440,25 @@ impl<S: Store<A>, A: Algorithm> Waiter<S, A> {
         caller: &C,
         advice: &Advice,
     ) -> Result<Option<Verdict>, S::Error> {
+        let numbers = self.numbers_for(caller);
+        let deciding = Deciding { limiter: &self.limiter, numbers: numbers.as_deref() };
         let (mut remaining, mut is_told) = (LimitCosts::from(0), false);
         for limit in self.limiter.limits() {
             let told = advice.limits.iter().filter(|told| told.name == limit.name());
             let told = told.map(|told| told.remaining).min();
             is_told |= told.is_some();
-            let capacity = limit.algorithm().capacity();
+            let capacity = deciding.limit(limit).algorithm().capacity();
             remaining.set(limit.name(), told.map_or(capacity, |told| told.min(capacity)));
         }
         if !is_told {
             return Ok(None);
         }
-        self.limiter.request(caller).costs(&remaining).adopt().await.map(Some)
+        deciding.request(caller).costs(&remaining).adopt().await.map(Some)
+    }
+
+    /// The caller's own numbers now.
+    fn numbers_for<C: Identifiers + ?Sized>(&self, caller: &C) -> Option<Arc<Numbers<A>>> {
+        self.numbers.as_ref().and_then(|numbers| numbers(&caller))
     }
 
     /// The queue of a caller: the keys that its limits count by.

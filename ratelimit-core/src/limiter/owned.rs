@@ -124,7 +124,22 @@ impl<S: Store<A> + 'static, A: Algorithm + 'static> RateLimiter<S, A> {
         estimate: impl Into<LimitCosts>,
         least: impl Into<LimitCosts>,
     ) -> Result<Reserved<S, A, C>, ReserveError<S::Error>> {
-        self.reserve_owned(None, caller, estimate.into(), Some(least.into())).await
+        self.reserve_up_to_by(None, caller, estimate, least).await
+    }
+
+    /// [`reserve_up_to`](Self::reserve_up_to) by these [numbers](Numbers), if there are some, as
+    /// [`reserve_by`](Self::reserve_by) reserves by them.
+    ///
+    /// # Errors
+    /// As for [`reserve_by`](Self::reserve_by).
+    pub async fn reserve_up_to_by<C: Identifiers + Send + Sync + 'static>(
+        self: &Arc<Self>,
+        numbers: Option<Arc<Numbers<A>>>,
+        caller: C,
+        estimate: impl Into<LimitCosts>,
+        least: impl Into<LimitCosts>,
+    ) -> Result<Reserved<S, A, C>, ReserveError<S::Error>> {
+        self.reserve_owned(numbers, caller, estimate.into(), Some(least.into())).await
     }
 
     async fn reserve_owned<C: Identifiers + Send + Sync + 'static>(

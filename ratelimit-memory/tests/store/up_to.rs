@@ -222,3 +222,22 @@ async fn an_owned_reservation_says_what_it_has_charged_and_gives_the_rest_back()
     drop(limiter.reserve_up_to("a", 100, 10).await.expect("decides"));
     assert_eq!(remaining(&limiter), [0]);
 }
+
+#[tokio::test]
+async fn an_owned_reservation_reserves_what_is_left_of_its_callers_numbers() {
+    let api = limit("a", "gcra 1/d burst 100");
+    let api = api.accepts_up_to("gcra 1/d burst 500".parse().expect("a max")).expect("a max");
+    let (limiter, _) = limiter([api], |builder| builder);
+    let gold = Arc::new(limiter.limits().parse_numbers([("a", "1/d burst 400")]).expect("within"));
+    let limiter = Arc::new(limiter);
+    let reserve = |numbers| limiter.reserve_up_to_by(numbers, "a", 600, 10);
+    let Ok(Reserved::Granted(reservation)) = reserve(Some(gold.clone())).await else {
+        panic!("400 are left")
+    };
+    assert_eq!(reservation.costs().uniform(), Some(400));
+    // Settled by the same numbers: 70 of the 400 are used.
+    let settled = reservation.settle(70).await.expect("it is there");
+    assert_eq!((settled.limit(), settled.remaining()), (400, 330));
+    let Ok(Reserved::Granted(reservation)) = reserve(None).await else { panic!("30 are left") };
+    assert_eq!(reservation.costs().uniform(), Some(30));
+}

@@ -41,7 +41,13 @@ impl<S: Store<A> + 'static, A: Quota + 'static> LayerMode<S, A> for Reserving {
             _token: self.settlements.0.token(),
         };
         let estimate = terms.costs.clone().max(&LimitCosts::from(1));
-        let reserved = limiter.reserve_by(terms.numbers.clone(), counted, estimate).await;
+        let numbers = terms.numbers.clone();
+        let reserved = match &terms.least {
+            None => limiter.reserve_by(numbers, counted, estimate).await,
+            Some(least) => {
+                limiter.reserve_up_to_by(numbers, counted, estimate, least.clone()).await
+            }
+        };
         let decided = match &reserved {
             Ok(Reserved::Granted(reservation)) => Ok(reservation.verdict()),
             Ok(Reserved::Denied(verdict)) => Ok(verdict),

@@ -3,7 +3,7 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use http::Response;
-use ratelimit_core::{Limits, OnOutage, TokioClock};
+use ratelimit_core::{Limits, OnOutage, Record, TokioClock};
 use ratelimit_layers::Fallback;
 use ratelimit_memory::{MemoryError, MemoryStore};
 use tokio::task::{JoinHandle, yield_now};
@@ -99,6 +99,57 @@ async fn callers_are_served_in_the_order_in_which_they_came_also_if_they_are_hel
         }
         assert!(waiter.queues.lock().queues.is_empty());
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn each_caller_waits_by_its_own_numbers() {
+    let limits = Limits::builder().limit("api", "gcra 1/s burst 2");
+    let limits = limits.accepts_up_to("gcra 100/s burst 200").build().unwrap();
+    let numbers = |words| Arc::new(limits.parse_numbers([("api", words)]).unwrap());
+    let (gold, slow) = (numbers("10/s burst 20"), numbers("1/m burst 2"));
+    let store: MemoryStore<AnyAlgorithm, _> =
+        MemoryStore::builder().clock(TokioClock::default()).build();
+    let waiter = Waiter::new(RateLimiter::new(limits, store)).numbers_of(move |caller| {
+        match &*caller.bare()? {
+            "gold" => Some(gold.clone()),
+            "slow" => Some(slow.clone()),
+            _ => None,
+        }
+    });
+    for (caller, next_ms) in [("gold", 200), ("other", 2_000), ("slow", 120_000)] {
+        let start = Instant::now();
+        let burst = if caller == "gold" { 20 } else { 2 };
+        waiter.until_n_allowed(caller, burst, SECOND).await.unwrap();
+        assert_eq!(start.elapsed(), Duration::ZERO, "{caller}");
+        let next = waiter.until_n_allowed(caller, 2, Duration::MAX).await.unwrap();
+        assert_eq!((start.elapsed().as_millis(), next.limit), (next_ms, burst), "{caller}");
+        // Above the capacity of its own numbers, no wait is long enough.
+        let never = waiter.until_n_allowed(caller, burst + 1, Duration::MAX).await;
+        assert!(matches!(never, Err(WaitError::Never { .. })), "{caller}: {never:?}");
+    }
+    // What a service says remains is no more than the caller's own capacity.
+    tokio::time::sleep(60 * SECOND).await;
+    let headers = [(http::HeaderName::from_static("ratelimit"), r#""api";r=15"#.parse().unwrap())];
+    let advice = Advice::from_headers(&headers.into_iter().collect());
+    let adopted = waiter.adopt("gold", &advice).await.unwrap().expect("it is named");
+    assert_eq!((adopted.limit(), adopted.remaining()), (20, 15));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_wait_without_an_end_says_what_would_end_it() {
+    let says = async |waiter: &Paused, cost, due: &str| {
+        let never = waiter.until_n_allowed("a", cost, Duration::MAX).await;
+        let said = never.expect_err("no end").to_string();
+        assert!(said.contains(due), "{said:?} lacks {due:?}");
+    };
+    says(&waiter(), 3, "above the capacity").await;
+    says(&limited_by("api", "gcra 0/s"), 1, "a rate of 0").await;
+    says(&limited_by("api", "fixed-window 0/d"), 1, "a rate of 0").await;
+    let limits = Limits::builder().limit("api", "gcra 1/s burst 2").overridable().build().unwrap();
+    let store = MemoryStore::builder().clock(TokioClock::default()).build();
+    let limiter = RateLimiter::new(limits, store);
+    limiter.set_record("a", "api", Record::blocked().forever()).await.unwrap();
+    says(&Waiter::new(limiter), 1, "a record blocks the caller").await;
 }
 
 #[tokio::test(start_paused = true)]

@@ -14,7 +14,9 @@ use http::{Extensions, Request, Response};
 use http_body_util::BodyExt;
 use ratelimit_core::store::Op;
 use ratelimit_core::{AnyAlgorithm, ErrorKind, LimitCosts, ManualClock, RateLimiter};
-use ratelimit_tower::{Charge, Choice, Held, Hold, Meter, ProblemJson, RateLimitLayer, Reserving};
+use ratelimit_tower::{
+    Charge, Choice, Decisions, Held, Hold, Meter, ProblemJson, RateLimitLayer, Reserving,
+};
 use tower::util::BoxCloneSyncService;
 use tower::{Layer, ServiceExt, service_fn};
 
@@ -275,4 +277,26 @@ async fn a_response_that_outlives_its_reservation_pays_what_is_missing_and_is_lo
     let left = limiter.request(&[("ip", "192.0.2.7")]).cost(0).peek().await.unwrap().remaining();
     assert_eq!((body.len(), left), (45, 100 - 45));
     assert_eq!(log.count("a reservation was not settled"), 1);
+}
+
+#[tokio::test]
+async fn a_layer_reserves_what_is_left_down_to_a_minimum_and_tells_the_service() {
+    let budget = Budget::new();
+    let layer = by_ip(budget.0.clone())
+        .cost(70)
+        .tell_handlers()
+        .reserve(Charge::estimate())
+        .down_to(|_| 20);
+    let told = |Extension(decisions): Extension<Decisions>| async move {
+        decisions.by_name("budget").map_or(0, |budget| budget.cost).to_string()
+    };
+    let app = Router::new().route("/", get(told)).layer(layer);
+    for (due, charged) in [("70", 70), ("30", 100)] {
+        assert_eq!(send(&app, request("/")).await.body, due);
+        assert_eq!(budget.read_charged().await, charged);
+    }
+    let denied = send(&app, request("/")).await;
+    // In 12 s there are the 20 again.
+    assert_eq!((denied.status, &*denied.field("retry-after")), (429, "12"));
+    assert_eq!(budget.read_charged().await, 100);
 }
