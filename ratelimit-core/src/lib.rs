@@ -128,7 +128,7 @@
 //! | feature | default | adds |
 //! |---|---|---|
 //! | `std` | yes | [`SystemClock`], [`Lease`] and random [`ReservationId`]s; without it the crate is `no_std` + `alloc` |
-//! | `dyn` | no | [`DynStore`], [`DynSnapshotStore`](store::DynSnapshotStore) and [`DynError`]: a store chosen at run time |
+//! | `dyn` | no | [`DynStore`], [`DynSnapshotStore`](store::DynSnapshotStore), [`DynRecordStore`](store::DynRecordStore) and [`DynError`]: a store chosen at run time |
 //! | `serde` | no | `Limits<AnyAlgorithm>` read from a document |
 //! | `calendar` | no | windows of a [`Calendar`](algorithm::Calendar): `1000/month` in a time zone |
 //! | `tokio` | no | [`OwnedReservation`]: settled on a tokio runtime when it is dropped; [`TokioClock`]: its time, for tests that pause it |
@@ -237,7 +237,7 @@ pub mod store {
     pub use crate::record::Standing;
     pub use crate::reservation::{Reservation, ReservationGroup};
     #[cfg(feature = "dyn")]
-    pub use crate::store_traits::erased::DynSnapshotStore;
+    pub use crate::store_traits::erased::{DynRecordStore, DynSnapshotStore};
     pub use crate::store_traits::{LogStore, RecordStore, Snapshot, SnapshotStore, WithSnapshot};
 }
 

@@ -1,7 +1,9 @@
-//! Stores chosen at run time: [`DynStore`], [`DynSnapshotStore`] and [`DynError`].
+//! Stores chosen at run time: [`DynStore`], [`DynSnapshotStore`], [`DynRecordStore`] and
+//! [`DynError`].
 //!
 //! `Arc<dyn DynStore<AnyAlgorithm>>` is a [`Store`] again, at the price of one boxed future per
-//! call, and `Arc<dyn DynSnapshotStore<AnyAlgorithm>>` a [`SnapshotStore`].
+//! call, `Arc<dyn DynSnapshotStore<AnyAlgorithm>>` a [`SnapshotStore`], and `Arc<dyn
+//! DynRecordStore<AnyAlgorithm>>` a [`RecordStore`].
 
 use alloc::boxed::Box;
 use core::error::Error;
@@ -13,8 +15,10 @@ use crate::algorithms::Algorithm;
 use crate::batch::Batch;
 use crate::decision::Verdict;
 use crate::error::ErrorKind;
+use crate::limit::Limit;
+use crate::record::Record;
 use crate::refusal::Refusal;
-use crate::store_traits::{SnapshotStore, Store, StoreError, WithSnapshot};
+use crate::store_traits::{RecordStore, SnapshotStore, Store, StoreError, WithSnapshot};
 
 /// [`Store`] with its future and its error boxed. Every store is one.
 #[async_trait]
@@ -66,6 +70,67 @@ impl<A: Algorithm, S: SnapshotStore<A>> DynSnapshotStore<A> for S {
     }
 }
 
+/// [`RecordStore`] with its futures and its error boxed. Every such store is one.
+///
+/// ```
+/// use std::sync::Arc;
+/// use ratelimit_core::store::DynRecordStore;
+/// use ratelimit_core::{AnyAlgorithm, Gcra, Limits, RateLimiter, Record};
+/// use ratelimit_memory::MemoryStore;
+///
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let store: Arc<dyn DynRecordStore<AnyAlgorithm>> = Arc::new(MemoryStore::new());
+/// let limits = Limits::builder().limit("api", Gcra::per_second(10)).overridable().build()?;
+/// let limiter = RateLimiter::new(limits, store);
+///
+/// limiter.set_record("alice", "api", Record::blocked().forever()).await?;
+/// assert!(!limiter.check("alice").await?.allowed());
+/// assert!(limiter.clear_record("alice", "api").await?.is_some_and(|record| record.is_blocked()));
+/// assert!(limiter.check("alice").await?.allowed());
+/// # Ok(())
+/// # }
+/// ```
+#[async_trait]
+pub trait DynRecordStore<A: Algorithm>: DynStore<A> {
+    /// As [`RecordStore::record`].
+    async fn record_boxed(
+        &self,
+        limit: &Limit<A>,
+        key: &str,
+    ) -> Result<Option<Record<A>>, DynError>;
+
+    /// As [`RecordStore::exchange_record`].
+    async fn exchange_record_boxed(
+        &self,
+        limit: &Limit<A>,
+        key: &str,
+        standing: Option<&Record<A>>,
+        next: Option<&Record<A>>,
+    ) -> Result<bool, DynError>;
+}
+
+#[async_trait]
+impl<A: Algorithm, S: RecordStore<A>> DynRecordStore<A> for S {
+    async fn record_boxed(
+        &self,
+        limit: &Limit<A>,
+        key: &str,
+    ) -> Result<Option<Record<A>>, DynError> {
+        self.record(limit, key).await.map_err(DynError::new)
+    }
+
+    async fn exchange_record_boxed(
+        &self,
+        limit: &Limit<A>,
+        key: &str,
+        standing: Option<&Record<A>>,
+        next: Option<&Record<A>>,
+    ) -> Result<bool, DynError> {
+        self.exchange_record(limit, key, standing, next).await.map_err(DynError::new)
+    }
+}
+
 macro_rules! boxed_stores {
     ($($store:ident),+) => { $(
         #[deny(clippy::missing_trait_methods)]
@@ -87,7 +152,7 @@ macro_rules! boxed_stores {
     )+ };
 }
 
-boxed_stores!(DynStore, DynSnapshotStore);
+boxed_stores!(DynStore, DynSnapshotStore, DynRecordStore);
 
 impl<A: Algorithm> SnapshotStore<A> for dyn DynSnapshotStore<A> + '_ {
     async fn apply_with_snapshot(
@@ -95,6 +160,22 @@ impl<A: Algorithm> SnapshotStore<A> for dyn DynSnapshotStore<A> + '_ {
         batch: &Batch<'_, A>,
     ) -> Result<WithSnapshot<A::State>, DynError> {
         self.apply_with_snapshot_boxed(batch).await
+    }
+}
+
+impl<A: Algorithm> RecordStore<A> for dyn DynRecordStore<A> + '_ {
+    async fn record(&self, limit: &Limit<A>, key: &str) -> Result<Option<Record<A>>, DynError> {
+        self.record_boxed(limit, key).await
+    }
+
+    async fn exchange_record(
+        &self,
+        limit: &Limit<A>,
+        key: &str,
+        standing: Option<&Record<A>>,
+        next: Option<&Record<A>>,
+    ) -> Result<bool, DynError> {
+        self.exchange_record_boxed(limit, key, standing, next).await
     }
 }
 
