@@ -77,7 +77,7 @@ impl<'d, S, A: Algorithm> Deciding<'d, S, A> {
     }
 
     /// Each decision with the limit that made it.
-    fn named(self, verdict: &'d Verdict) -> NamedDecisions<'d, A> {
+    pub(crate) fn named(self, verdict: &'d Verdict) -> NamedDecisions<'d, A> {
         let named = self.limiter.named(verdict);
         match self.numbers {
             Some(numbers) => named.numbers(numbers),

@@ -14,6 +14,8 @@ use tokio::runtime::Handle;
 use tokio::task::yield_now;
 use tokio::time::{Instant, sleep};
 
+#[cfg(doc)]
+use super::NamedDecisions;
 use super::{LimitCosts, RateLimiter, Request};
 use crate::algorithms::Algorithm;
 use crate::decision::Verdict;
@@ -150,8 +152,8 @@ impl<S: Store<A> + 'static, A: Algorithm + 'static> RateLimiter<S, A> {
         least: Option<LimitCosts>,
     ) -> Result<Reserved<S, A, C>, ReserveError<S::Error>> {
         let (limiter, id) = (self.clone(), ReservationId::random());
-        let charge =
-            Arc::new(OwnedCharge { limiter, caller, numbers, id, report: OnceLock::new() });
+        let (report, settled) = Default::default();
+        let charge = Arc::new(OwnedCharge { limiter, caller, numbers, id, report, settled });
         // Made before the request is sent, so that a future that is dropped meanwhile leaves no
         // charge behind.
         let settling = charge.clone();
@@ -340,6 +342,13 @@ where
         let _is_set = self.charge.report.set(Box::new(report));
     }
 
+    /// Calls this with the verdict of the settlement, where no caller receives it, because the value
+    /// was dropped: such as for the limits that [warn](NamedDecisions::warned) of it. The first call
+    /// of this method counts.
+    pub fn on_settled(&self, told: impl Fn(&Verdict) + Send + Sync + 'static) {
+        let _is_set = self.charge.settled.set(Box::new(told));
+    }
+
     /// Grows the reservation to this total, if what is added fits: a stream that is longer than its
     /// estimate asks before it goes on. Then it lives for another hour. After a denial the
     /// reservation is what it was. A lease beside it keeps its places and is not renewed, and one
@@ -417,10 +426,16 @@ struct OwnedCharge<S, A, C> {
     /// Receives the errors that reach no caller.
     #[derive_where(skip)]
     report: OnceLock<Box<Report>>,
+    /// Receives the verdict that reaches no caller.
+    #[derive_where(skip)]
+    settled: OnceLock<Box<Settled>>,
 }
 
 /// Hears of an error.
 type Report = dyn Fn(&dyn StoreError) + Send + Sync;
+
+/// Hears of a settlement.
+type Settled = dyn Fn(&Verdict) + Send + Sync;
 
 /// Marks the id of what a reservation cost more than was charged, once it has ended.
 const LATE: u128 = 0x6c61_7465 << 96;
@@ -466,7 +481,12 @@ impl<S: Store<A>, A: Algorithm, C: Identifiers + Sync> OwnedCharge<S, A, C> {
     ) {
         // Under its id, a further attempt changes nothing if the first arrived. After the last one,
         // the reservation expires.
-        let settled = repeat_settlement(granted, || self.settle(&costs, &charged)).await;
+        let settle = || async {
+            let verdict = self.settle(&costs, &charged).await?;
+            self.settled.get().inspect(|told| told(&verdict));
+            Ok::<_, S::Error>(())
+        };
+        let settled = repeat_settlement(granted, settle).await;
         if let (Err(error), Some(report)) = (settled, self.report.get()) {
             report(&error);
         }

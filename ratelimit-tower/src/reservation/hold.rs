@@ -5,6 +5,7 @@ use std::sync::{Arc, Weak};
 use ratelimit_core::{LimitCosts, Verdict};
 
 use super::open::{BoxError, OpenReservation};
+use crate::decisions::Decisions;
 
 /// Keeps what a request has reserved for longer than its response takes: an extension of each
 /// request that a layer that [reserves](super::Reserving) admits.
@@ -80,6 +81,37 @@ impl Hold {
             }
         }
         Ok(last)
+    }
+
+    /// Calls this with what the limits of each layer decided when the request was settled, such as
+    /// for a mail to a customer whose budget this request has nearly used up: a settlement above
+    /// the estimate may cross the threshold at which a limit
+    /// [warns](ratelimit_core::Limit::warn_at_percent), after the handler has seen its
+    /// [`Decisions`]. The first call of this method counts.
+    ///
+    /// It is called once per layer, after the response has ended: on a store in memory before the
+    /// end of the body is reported, on any other in the background. It is not called where nothing
+    /// is reserved, or the settlement fails.
+    ///
+    /// ```
+    /// use axum::Extension;
+    /// use ratelimit_tower::{Hold, Meter};
+    ///
+    /// async fn complete(Extension(hold): Extension<Hold>, Extension(meter): Extension<Meter>) {
+    ///     hold.on_settled(|decisions| {
+    ///         for limit in decisions.warned() {
+    ///             println!("{limit} is nearly used up");
+    ///         }
+    ///     });
+    ///     meter.add(1_234); // tokens that were made
+    /// }
+    /// ```
+    pub fn on_settled(&self, told: impl Fn(&Decisions) + Send + Sync + 'static) {
+        let told = Arc::new(told);
+        for reservation in self.0.iter().filter_map(Weak::upgrade) {
+            let told = told.clone();
+            let _is_set = reservation.told.set(Box::new(move |decisions| told(decisions)));
+        }
     }
 
     /// Keeps the reservations until the returned value is dropped.

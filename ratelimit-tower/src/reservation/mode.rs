@@ -13,9 +13,10 @@ use tokio::sync::Mutex;
 use tokio::time::Instant;
 use tokio_util::task::AbortOnDropHandle;
 
-use super::open::{Counted, OpenReservation};
+use super::open::{Counted, OpenReservation, Settled};
 use super::{Hold, Meter, Reserving, SettledBody, grpc_status};
 use crate::caller::IdentifiedCaller;
+use crate::decisions::Decisions;
 use crate::fields::BusyWait;
 use crate::gate::{Deciding, Gate, Terms};
 use crate::mode::{GateResult, Grant, LayerMode, Sealed};
@@ -63,6 +64,14 @@ impl<S: Store<A> + 'static, A: Quota + 'static> LayerMode<S, A> for Reserving {
                     tracing::warn!(%error, requests, "a reservation was not settled");
                 }
             });
+            let told: Arc<OnceLock<Box<Settled>>> = Arc::default();
+            let (of, numbers, tells) = (limiter.clone(), terms.numbers.clone(), told.clone());
+            owned.on_settled(move |verdict| {
+                if let Some(told) = tells.get() {
+                    let deciding = Deciding { limiter: &of, numbers: numbers.as_deref() };
+                    told(&Decisions::from_named(deciding.named(verdict)));
+                }
+            });
             let algorithms = || limiter.limits().iter().map(Limit::algorithm);
             let tells_hold_time = gate.config.fields.busy_wait == BusyWait::Estimated;
             let shortest_us = algorithms().filter_map(A::reservation_us).min();
@@ -72,6 +81,7 @@ impl<S: Store<A> + 'static, A: Quota + 'static> LayerMode<S, A> for Reserving {
                 settles: Mutex::new(Box::new(owned)),
                 by_handler: OnceLock::new(),
                 by_response: Meter::default(),
+                told,
                 is_lease: algorithms().any(A::has_leases),
                 since: tells_hold_time.then(|| (Instant::now(), gate.config.hold_time.clone())),
                 _renewals: runtime.map(|runtime| {

@@ -18,6 +18,7 @@ use super::Meter;
 use crate::BoxFuture;
 use crate::caller::{Sources, Values};
 use crate::config::HoldTime;
+use crate::decisions::Decisions;
 use crate::log::Log;
 
 /// A caller that outlives its request, counted among the settlements until its reservation is
@@ -40,6 +41,9 @@ impl Identifiers for Counted {
 
 /// The error of any store.
 pub(super) type BoxError = Box<dyn std::error::Error + Send + Sync>;
+
+/// Hears of what limits say to a settlement.
+pub(super) type Settled = dyn Fn(&Decisions) + Send + Sync;
 
 /// What became of a renewal.
 pub(super) enum Renewed {
@@ -102,6 +106,9 @@ pub(super) struct OpenReservation {
     pub(super) settles: Mutex<Box<dyn Settle>>,
     pub(super) by_handler: OnceLock<Meter>,
     pub(super) by_response: Meter,
+    /// Hears of the settlement.
+    #[derive_where(skip)]
+    pub(super) told: Arc<OnceLock<Box<Settled>>>,
     pub(super) is_lease: bool,
     /// Since when it is held, and where to tell that.
     #[derive_where(skip)]

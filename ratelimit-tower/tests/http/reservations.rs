@@ -13,7 +13,7 @@ use futures_util::stream;
 use http::{Extensions, Request, Response};
 use http_body_util::BodyExt;
 use ratelimit_core::store::Op;
-use ratelimit_core::{AnyAlgorithm, ErrorKind, LimitCosts, ManualClock, RateLimiter};
+use ratelimit_core::{AnyAlgorithm, ErrorKind, LimitCosts, Limits, ManualClock, RateLimiter};
 use ratelimit_tower::{
     Charge, Choice, Decisions, Held, Hold, Meter, ProblemJson, RateLimitLayer, Reserving,
 };
@@ -299,4 +299,31 @@ async fn a_layer_reserves_what_is_left_down_to_a_minimum_and_tells_the_service()
     // In 12 s there are the 20 again.
     assert_eq!((denied.status, &*denied.field("retry-after")), (429, "12"));
     assert_eq!(budget.read_charged().await, 100);
+}
+
+#[tokio::test]
+async fn a_handler_hears_of_a_warning_that_only_the_settlement_crosses() {
+    let limits = Limits::builder().limit("budget", "gcra 100/m burst 100").by(["ip"]);
+    let limits = limits.warn_at_percent(80).build().unwrap();
+    let limiter = Arc::new(RateLimiter::new(limits, store(&ManualClock::default())));
+    let heard: Arc<Mutex<Vec<String>>> = Arc::default();
+    for (used, due) in [(70, &[][..]), (8, &[]), (15, &["budget of 100, 7 left"]), (5, &[])] {
+        let hears = heard.clone();
+        let handler = move |extensions: &Extensions| {
+            let decisions = extensions.get::<Decisions>().unwrap();
+            assert_eq!(decisions.warned().count(), 0, "the estimate crosses nothing");
+            extensions.get::<Meter>().unwrap().set(used);
+            let hears = hears.clone();
+            extensions.get::<Hold>().unwrap().on_settled(move |decisions| {
+                let limit = |name: &str| {
+                    let limit = decisions.by_name(name).unwrap();
+                    format!("{name} of {}, {} left", limit.limit, limit.remaining)
+                };
+                hears.lock().unwrap().extend(decisions.warned().map(limit));
+            });
+        };
+        let layer = by_ip(limiter.clone()).tell_handlers().reserve(Charge::estimate());
+        assert_eq!(send(&layer.layer(handles(200, handler)), request("/")).await.status, 200);
+        assert_eq!(std::mem::take(&mut *heard.lock().unwrap()), due);
+    }
 }
