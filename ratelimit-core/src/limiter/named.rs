@@ -128,7 +128,8 @@ impl<'a, A: Algorithm> NamedDecision<'a, A> {
     }
 
     /// The limit as it was configured, or at the [numbers](NamedDecisions::numbers) that decided:
-    /// its algorithm and the identifiers that it counts by.
+    /// its algorithm and the identifiers that it counts by. Not at those of a
+    /// [record](crate::Record), which a verdict does not tell.
     #[must_use]
     pub const fn configured(&self) -> &'a Limit<A> {
         self.limit
@@ -157,12 +158,16 @@ impl<'a, A: Algorithm> NamedDecision<'a, A> {
 impl<A: Quota> NamedDecision<'_, A> {
     /// The time in which [`Decision::limit`] is admitted, for headers: the window, or for a bucket
     /// the time from empty to full. `None` for a limit on concurrency.
+    ///
+    /// Where the numbers of a [record](crate::Record) decided, it is that of the limit's own
+    /// numbers: the same for a window, and another for most buckets.
     #[must_use]
     pub fn window(&self) -> Option<Duration> {
         self.limit.algorithm().window_us(self.decision).map(Duration::from_micros)
     }
 
-    /// What the limit admits in the long run: see [`Quota::rate`].
+    /// What the limit admits in the long run: see [`Quota::rate`]. It is the limit's own also where
+    /// the numbers of a [record](crate::Record) decided.
     #[must_use]
     pub fn rate(&self) -> Option<Rate> {
         self.limit.algorithm().rate()

@@ -25,6 +25,9 @@ impl<S: RecordStore<A>, A: Algorithm> RateLimiter<S, A> {
     /// Sets the [record](Record) of a caller under the limit of this name, and returns the one that
     /// stood before. All processes that share the store decide by it from now on.
     ///
+    /// Records have no forms without waiting. On a store in memory this future is ready when it is
+    /// polled first, so a program without a runtime blocks on it.
+    ///
     /// It does not replace a record that raises what the limit admits by one that admits less: see
     /// [`replace_record`](Self::replace_record). Of two writers at once, the last wins; see
     /// [`set_record_if_unchanged`](Self::set_record_if_unchanged).

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use ratelimit_core::{Limits, ManualClock, Numbers, RateLimiter};
+use ratelimit_core::{AnyAlgorithm, Limits, ManualClock, Numbers, RateLimiter, Record};
 use ratelimit_tower::{Charge, RateLimitLayer, header};
 
 use crate::harness::{API_KEY, Answer, Manual, hello, limits, send, statuses, store, with_key};
@@ -83,4 +83,28 @@ async fn numbers_that_no_limit_accepts_are_the_fault_of_the_service() {
     let refused = send(&hello().layer(layer), with_key("alice")).await;
     assert_eq!(refused.status, 500);
     assert!(!format!("{:?}", refused.body).contains("max"), "clients do not see why");
+}
+
+#[tokio::test]
+async fn under_a_record_the_fields_tell_its_quota_and_the_window_of_the_limit() {
+    let limits = Limits::builder()
+        .limit("api", "gcra 10/s burst 20")
+        .by(["key"])
+        .overridable()
+        .limit("daily", "fixed-window 5000/d")
+        .by(["key"])
+        .overridable();
+    let limiter = RateLimiter::new(limits.build().unwrap(), store(&ManualClock::default()));
+    let limiter = Arc::new(limiter);
+    for (limit, numbers) in [("api", "gcra 20/s burst 80"), ("daily", "fixed-window 9000/d")] {
+        let numbers: AnyAlgorithm = numbers.parse().unwrap();
+        let caller = [("key", "alice")];
+        limiter.set_record(&caller, limit, Record::numbers(numbers).forever()).await.unwrap();
+    }
+    let app = hello().layer(RateLimitLayer::new(limiter).by("key", header(API_KEY)));
+    // Its own bucket would take 4 s to fill.
+    assert_eq!(
+        told(&send(&app, with_key("alice")).await),
+        [r#""api";r=79;t=1, "daily";r=8999;t=86400"#, r#""api";q=80;w=2, "daily";q=9000;w=86400"#]
+    );
 }
