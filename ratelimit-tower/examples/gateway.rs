@@ -1,6 +1,6 @@
 //! A gateway to a language model: each customer has a budget of input, of output and of requests.
 //!
-//! - A table says who has which plan, twice of it until when, who is suspended and who is exempt.
+//! - A table says who has which plan, until when twice of it, who is suspended and who is exempt.
 //!   It changes while the gateway serves, and the next request sees it.
 //! - The input is counted when the request arrives, and an estimate of the output is reserved.
 //! - A stream that is longer than its estimate grows the reservation before it goes on, and stops
@@ -282,7 +282,8 @@ async fn main() -> Result<(), BoxError> {
     let clock = SystemClock::new();
     let limiter = limiter(MemoryStore::builder().clock(clock).build())?;
     let customers = Arc::new(Customers::new(limiter.limits(), clock)?);
-    let _ = customers.set("alice", Row { plan: "free".to_owned(), ..Row::default() });
+    let alice = Row { plan: "free".to_owned(), ..Row::default() };
+    customers.set("alice", alice).map_err(|status| status.to_string())?;
     let model = serve(Router::new().route("/", get(model)), "127.0.0.1:0").await?;
     let address = serve(gateway(limiter, customers.clone(), model), "127.0.0.1:3000").await?;
     println!("listening on http://{address}");

@@ -98,7 +98,7 @@ pub enum WaitError<E> {
         wait: Duration,
     },
     /// No wait is long enough: the cost is above the capacity of a limit, a limit has a rate of 0,
-    /// or a record blocks the caller for ever.
+    /// or it never admits the caller again, such as where a record blocks it for ever.
     #[error("{}", why_never(verdict))]
     Never {
         /// The denial.
@@ -121,7 +121,7 @@ fn why_never(verdict: &Verdict) -> &'static str {
             "a limit has a rate of 0, which admits nothing; give it, or the caller, another rate"
         }
         Some(denial) if denial.cost <= denial.limit => {
-            "a record blocks the caller for ever under a limit; clear or replace the record"
+            "a limit never admits the caller again, such as where a record blocks it for ever; clear that record"
         }
         _ => "the cost is above the capacity of a limit; lower it, or split the request",
     }

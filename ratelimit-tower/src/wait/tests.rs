@@ -149,7 +149,7 @@ async fn a_wait_without_an_end_says_what_would_end_it() {
     let store = MemoryStore::builder().clock(TokioClock::default()).build();
     let limiter = RateLimiter::new(limits, store);
     limiter.set_record("a", "api", Record::blocked().forever()).await.unwrap();
-    says(&Waiter::new(limiter), 1, "a record blocks the caller").await;
+    says(&Waiter::new(limiter), 1, "a record blocks it for ever").await;
 }
 
 #[tokio::test(start_paused = true)]

@@ -306,24 +306,24 @@ async fn a_handler_hears_of_a_warning_that_only_the_settlement_crosses() {
     let limits = Limits::builder().limit("budget", "gcra 100/m burst 100").by(["ip"]);
     let limits = limits.warn_at_percent(80).build().unwrap();
     let limiter = Arc::new(RateLimiter::new(limits, store(&ManualClock::default())));
-    let heard: Arc<Mutex<Vec<String>>> = Arc::default();
+    let warnings: Arc<Mutex<Vec<String>>> = Arc::default();
     for (used, due) in [(70, &[][..]), (8, &[]), (15, &["budget of 100, 7 left"]), (5, &[])] {
-        let hears = heard.clone();
+        let told = warnings.clone();
         let handler = move |extensions: &Extensions| {
             let decisions = extensions.get::<Decisions>().unwrap();
             assert_eq!(decisions.warned().count(), 0, "the estimate crosses nothing");
             extensions.get::<Meter>().unwrap().set(used);
-            let hears = hears.clone();
+            let told = told.clone();
             extensions.get::<Hold>().unwrap().on_settled(move |decisions| {
                 let limit = |name: &str| {
                     let limit = decisions.by_name(name).unwrap();
                     format!("{name} of {}, {} left", limit.limit, limit.remaining)
                 };
-                hears.lock().unwrap().extend(decisions.warned().map(limit));
+                told.lock().unwrap().extend(decisions.warned().map(limit));
             });
         };
         let layer = by_ip(limiter.clone()).tell_handlers().reserve(Charge::estimate());
         assert_eq!(send(&layer.layer(handles(200, handler)), request("/")).await.status, 200);
-        assert_eq!(std::mem::take(&mut *heard.lock().unwrap()), due);
+        assert_eq!(std::mem::take(&mut *warnings.lock().unwrap()), due);
     }
 }
