@@ -342,9 +342,9 @@ where
         let _is_set = self.charge.report.set(Box::new(report));
     }
 
-    /// Calls this with the verdict of the settlement, where no caller receives it, because the value
-    /// was dropped: such as for the limits that [warn](NamedDecisions::warned) of it. The first call
-    /// of this method counts.
+    /// Calls this with the verdict of a settlement that no caller receives, because the value was
+    /// dropped: it says which limits [warn](NamedDecisions::warned). The first call of this method
+    /// counts.
     pub fn on_settled(&self, told: impl Fn(&Verdict) + Send + Sync + 'static) {
         let _is_set = self.charge.settled.set(Box::new(told));
     }
