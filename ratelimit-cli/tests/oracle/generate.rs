@@ -90,7 +90,24 @@ pub(crate) fn limits(draw: &mut Draw) -> Vec<Limit> {
             attempts,
             required: draw.below(12) == 0,
             shadow: draw.below(4) == 0,
+            max: None,
         });
+    }
+    limits
+}
+
+/// Limits that accept the numbers of requests, lockouts among them. Some admit nothing.
+pub(crate) fn limits_with_numbers(draw: &mut Draw) -> Vec<Limit> {
+    let mut limits = limits(draw);
+    for limit in &mut limits {
+        (limit.debt, limit.attempts) = (0, false);
+        if draw.below(4) == 0 {
+            (limit.algorithm, limit.windows) = ("lockout", Vec::new());
+        }
+        limit.max = (draw.below(5) > 0).then_some(15);
+        if limit.algorithm != "lockout" && draw.below(6) == 0 {
+            (limit.count, limit.burst) = (0, 0);
+        }
     }
     limits
 }
@@ -179,6 +196,8 @@ struct Traced {
     named: Vec<(&'static str, u64)>,
     cost: Option<u64>,
     under: Option<(String, u64)>,
+    /// The name of a limit, and numbers for it.
+    numbers: Option<(String, String)>,
     op: &'static str,
     took: Option<u64>,
 }
@@ -187,7 +206,9 @@ struct Traced {
 fn draw_requests(limits: &[Limit], draw: &mut Draw) -> Vec<Traced> {
     let mut at = 1_792_893_600_000_000_u64;
     let mut traced = Vec::new();
-    let has_others = draw.below(3) > 0;
+    let with_numbers = limits.iter().any(|limit| limit.max.is_some());
+    // What these do to a state that other numbers have left is another law's.
+    let has_others = draw.below(3) > 0 && !with_numbers;
     for _ in 0..220 {
         at += match draw.below(10) {
             0..=2 => 0,
@@ -203,7 +224,16 @@ fn draw_requests(limits: &[Limit], draw: &mut Draw) -> Vec<Traced> {
         }
         let key = (named.is_empty() || draw.below(2) == 0).then(|| draw.mostly_small(3));
         let limit = &limits[usize::try_from(draw.below(limits.len() as u64)).expect("few")];
+        let own = &limits[usize::try_from(draw.below(limits.len() as u64)).expect("few")];
+        // Few bring more than is accepted, or numbers where none are. Of several windows, a longer
+        // one may hold what a shorter one is too large for.
+        let is_larger = draw.below(30) == 0 && own.windows.is_empty();
+        let number = if is_larger { 16 } else { draw.below(10) };
+        let number = if own.algorithm == "lockout" { number.max(1) } else { number };
+        let is_accepted = own.max.is_some_and(|max| number <= max) || draw.below(8) == 0;
+        let brings = with_numbers && draw.below(2) == 0 && is_accepted;
         traced.push(Traced {
+            numbers: brings.then(|| (own.name.clone(), own.at_number(number).numbers())),
             at: if draw.below(12) == 0 { at - draw.below(2_000_000) } else { at },
             key,
             named,
@@ -237,6 +267,9 @@ pub(crate) fn jsonl(limits: &[Limit], draw: &mut Draw) -> String {
                 format!(",\"cost\":{{\"{limit}\":{under},\"*\":{}}}", cost.unwrap_or(1))
             }
         };
+        line += &request.numbers.map_or(String::new(), |(limit, numbers)| {
+            format!(",\"numbers\":{{\"{limit}\":\"{}\"}}", numbers)
+        });
         line += &request.took.map_or(String::new(), |took| format!(",\"duration_us\":{took}"));
         line + &format!(",\"op\":\"{}\"}}\n", request.op)
     };
@@ -246,7 +279,10 @@ pub(crate) fn jsonl(limits: &[Limit], draw: &mut Draw) -> String {
 pub(crate) fn csv(limits: &[Limit], draw: &mut Draw) -> String {
     // The columns of costs stand on both sides of the plain one.
     let (first, others) = limits.split_first().expect("limits");
-    let others: String = others.iter().map(|limit| format!(",cost:{}", limit.name)).collect();
+    let of_cost = others.iter().map(|limit| format!(",cost:{}", limit.name));
+    let of_numbers = limits.iter().filter(|limit| limit.max.is_some());
+    let of_numbers = of_numbers.map(|limit| format!(",numbers:{}", limit.name));
+    let others: String = of_cost.chain(of_numbers).collect();
     let header =
         format!("op,cost:{},ip,path,at_us,user,cost,duration_us,key{others}\n", first.name);
     let text = |number: Option<u64>| number.map_or(String::new(), |number| number.to_string());
@@ -258,7 +294,15 @@ pub(crate) fn csv(limits: &[Limit], draw: &mut Draw) -> String {
             Some((name, cost)) if *name == limit.name => cost.to_string(),
             _ => String::new(),
         };
-        let costs: String = limits[1..].iter().map(|limit| format!(",{}", under(limit))).collect();
+        let own = |limit: &Limit| match &request.numbers {
+            // Several windows are one cell.
+            Some((name, numbers)) if *name == limit.name => format!("\"{}\"", numbers),
+            _ => String::new(),
+        };
+        let numbers = limits.iter().filter(|limit| limit.max.is_some());
+        let numbers = numbers.map(|limit| format!(",{}", own(limit)));
+        let costs = limits[1..].iter().map(|limit| format!(",{}", under(limit)));
+        let costs: String = costs.chain(numbers).collect();
         let op = if request.op == "acquire" { "" } else { request.op };
         let key = request.key.map_or(String::new(), |key| format!("k{key}"));
         format!(

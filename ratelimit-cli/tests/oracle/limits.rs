@@ -2,6 +2,10 @@
 //! charged, and all of it is counted anew for each request. Slow, plain, and without a line of the
 //! crates.
 
+mod lockout;
+
+use lockout::BLOCK;
+
 /// What was charged, when, and when the request was over.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Charge {
@@ -9,6 +13,8 @@ pub(crate) struct Charge {
     pub(crate) cost: u64,
     pub(crate) how: How,
     pub(crate) over: Option<Over>,
+    /// The count of the limit that charged it.
+    pub(crate) count: u64,
 }
 
 /// How a charge counts.
@@ -18,6 +24,8 @@ pub(crate) enum How {
     /// It did not fit, and was charged as far as there was room.
     Fills,
     GivesBack,
+    /// So many parts of a bucket are missing, whatever was charged before.
+    Leaves,
 }
 
 /// When a request is over, and the line that shows it: the first later one of that time or a later
@@ -57,6 +65,8 @@ pub(crate) struct Limit {
     pub(crate) attempts: bool,
     pub(crate) required: bool,
     pub(crate) shadow: bool,
+    /// Up to which count, or burst, it accepts those of a request.
+    pub(crate) max: Option<u64>,
 }
 
 /// What a limit answers.
@@ -109,12 +119,74 @@ impl Limit {
         limit
     }
 
+    /// The limit at the number that a request brings: of a bucket its burst, else its count.
+    pub(crate) fn at_number(&self, number: u64) -> Self {
+        match (self.is_bucket(), number) {
+            (true, 0) => Self { count: 0, burst: 0, ..self.clone() },
+            (true, burst) => Self { count: self.count.max(1), burst, ..self.clone() },
+            (false, count) => Self { count, ..self.clone() },
+        }
+    }
+
+    /// The numbers as a trace or a policy has them.
+    pub(crate) fn numbers(&self) -> String {
+        let Self { count, period: (period, _), burst, .. } = self;
+        let rates = self.windows.iter().map(|(count, period)| format!(", {count}/{}", period.0));
+        match self.algorithm {
+            _ if self.is_bucket() && *count > 0 => format!("{count}/{period} burst {burst}"),
+            "bucketed-window" => {
+                format!(
+                    "bucket {} rates {count}/{period}{}",
+                    self.bucket.0,
+                    rates.collect::<String>()
+                )
+            }
+            "lockout" => {
+                let block = BLOCK.replace(" = ", " ").replace('"', "").replace('\n', " ");
+                format!("{count}/{period} {block}")
+            }
+            _ => format!("{count}/{period}"),
+        }
+    }
+
+    /// What another limit of these numbers has left of a key, as this one takes it over.
+    pub(crate) fn taken_over(&self, other: &Self, history: &[Charge]) -> Vec<Charge> {
+        let Some(last) = history.last().filter(|_| self.numbers() != other.numbers()) else {
+            return history.to_vec();
+        };
+        let one = |at, cost, how| vec![Charge { at, cost, how, over: None, count: self.count }];
+        match self.algorithm {
+            _ if self.is_bucket() => {
+                let parts = |units: u64| i128::from(units) * i128::from(self.period.1);
+                let missing = parts(other.burst) - other.tokens(history, last.at);
+                let missing = missing.min(parts(self.burst));
+                one(last.at, u64::try_from(missing).expect("no debt"), How::Leaves)
+            }
+            "fixed-window" => {
+                let used = other.in_window(history, self.window_of(last.at)).min(self.count);
+                one(last.at, used, How::Fits)
+            }
+            "first-request-window" => match other.first_window(history, last.at) {
+                Some((start, used)) => one(start, used.min(self.count), How::Fits),
+                None => Vec::new(),
+            },
+            // The others keep each charge.
+            _ => history.to_vec(),
+        }
+    }
+
     /// Each window as a limit of its own, so large that it denies nothing.
     pub(crate) fn unbounded(&self) -> Vec<Self> {
         let periods = std::iter::once(self.period).chain(self.windows.iter().map(|(_, of)| *of));
         let of =
             |period| Self { period, windows: Vec::new(), ..self.clone() }.with_capacity(1 << 30);
         periods.map(of).collect()
+    }
+
+    /// The limit at its max, which no window is larger than.
+    fn with_max(&self, max: u64) -> Self {
+        let windows = self.windows.iter().map(|(count, period)| (max.max(*count), *period));
+        Self { windows: windows.collect(), ..self.at_number(max) }
     }
 
     /// What a policy document has of it.
@@ -128,6 +200,7 @@ impl Limit {
                 self.bucket.0,
                 rates.collect::<String>()
             ),
+            "lockout" => format!("rate = \"{count}/{period}\"\n{BLOCK}"),
             _ => format!("rate = \"{count}/{period}\""),
         };
         let mut text =
@@ -142,8 +215,11 @@ impl Limit {
             }
             None => {}
         }
-        if self.is_bucket() {
+        if self.is_bucket() && *count > 0 {
             text += &format!("burst = {burst}\n");
+        }
+        if let Some(max) = self.max {
+            text += &format!("max = \"{}\"\n", self.with_max(max).numbers());
         }
         if self.debt > 0 {
             text += &format!("debt = {}\n", self.debt);
@@ -161,6 +237,8 @@ impl Limit {
     fn now(&self, history: &[Charge], at: u64) -> u64 {
         let last = history.last().map_or(0, |last| last.at);
         match self.algorithm {
+            // What it remembers are times, which stay where they are.
+            "lockout" => at,
             "fixed-window" | "sliding-counter" => at.max(self.window_of(last)),
             "bucketed-window" => at.max(last / self.bucket.1 * self.bucket.1),
             "first-request-window" | "window-log" => {
@@ -175,6 +253,7 @@ impl Limit {
         match charge.how {
             How::Fits => used + charge.cost,
             How::Fills => self.count.min(used + charge.cost),
+            How::Leaves => unreachable!("of buckets"),
             How::GivesBack => used.saturating_sub(charge.cost),
         }
     }
@@ -235,6 +314,7 @@ impl Limit {
             tokens = match charge.how {
                 How::Fits => tokens - parts(charge.cost),
                 How::Fills => -parts(self.debt),
+                How::Leaves => full - i128::from(charge.cost),
                 How::GivesBack => full.min(tokens + parts(charge.cost)),
             };
             since = charge.at;
@@ -267,10 +347,15 @@ impl Limit {
             "first-request-window" | "window-log" => {
                 self.first_window(history, now).map_or(0, |(_, used)| used)
             }
+            "lockout" => {
+                let key = self.locked(history, now);
+                if key.until > now { self.count } else { key.used }
+            }
             "sliding-counter" => {
-                let previous =
-                    if start < period { 0 } else { self.in_window(history, start - period) };
-                previous * (start + period - now) / period + self.in_window(history, start)
+                // Of what a larger count has admitted, as much counts as this one has.
+                let of = |start| self.in_window(history, start).min(self.count);
+                let previous = if start < period { 0 } else { of(start - period) };
+                previous * (start + period - now) / period + of(start)
             }
             _ => {
                 let live = self.live(history, now);
@@ -311,6 +396,9 @@ impl Limit {
         if self.is_bucket() {
             return self.tokens(history, now) == i128::from(self.burst * self.period.1);
         }
+        if self.algorithm == "lockout" {
+            return self.locked(history, now).forgotten(self) <= now;
+        }
         self.spans().iter().all(|(_, span)| self.used(history, now, *span) == 0)
     }
 
@@ -318,6 +406,11 @@ impl Limit {
     fn changes(&self, history: &[Charge], now: u64) -> Vec<u64> {
         let (period, start) = (self.period.1, self.window_of(now));
         let mut changes: Vec<_> = match self.algorithm {
+            "lockout" => {
+                let key = self.locked(history, now);
+                let all = [key.start + period, key.until, key.forgotten(self)];
+                all.into_iter().filter(|at| *at > now).collect()
+            }
             "fixed-window" => {
                 // Each window pays as much as it has.
                 let windows = self.used(history, now, period) / self.count + 1;
@@ -371,7 +464,9 @@ impl Limit {
         };
         let (limit, remaining) = self.least(history, now);
         let is_unused = |at| self.is_unused(history, at);
-        let unused = self.when(history, now, is_unused).filter(|_| !is_unused(now));
+        // What admits nothing has nothing to recover.
+        let unused = || self.when(history, now, is_unused);
+        let unused = if is_unused(now) || self.capacity() == 0 { None } else { unused() };
         let reset_after = unused.map_or(0, |unused| unused - at);
         let owed = self.owed(history, now);
         Answer { allowed, limit, remaining, retry_after, reset_after, owed, forgiven }
@@ -413,7 +508,9 @@ impl Limit {
                 let how = if fits { How::Fits } else { How::Fills };
                 let is_lease = self.algorithm == "concurrency";
                 let over = over.filter(|over| is_lease && over.at - at < self.period.1);
-                history.push(Charge { at: now, cost, how, over });
+                let newest = if self.algorithm == "lockout" { history.last() } else { None };
+                let at = newest.map_or(now, |newest| now.max(newest.at));
+                history.push(Charge { at, cost, how, over, count: self.count });
             }
             _ => {}
         }
@@ -461,7 +558,7 @@ impl Limit {
             history.retain(|charge| charge.cost > 0);
         } else {
             let at = self.counted_at(history, now, 0);
-            history.push(Charge { at, cost, how: How::GivesBack, over: None });
+            history.push(Charge { at, cost, how: How::GivesBack, over: None, count: self.count });
         }
         if self.is_unused(history, now) {
             history.clear();
@@ -481,7 +578,7 @@ impl Limit {
         };
         if charged > 0 {
             let at = self.counted_at(history, now, charged);
-            history.push(Charge { at, cost: charged, how, over: None });
+            history.push(Charge { at, cost: charged, how, over: None, count: self.count });
         }
         forgiven
     }

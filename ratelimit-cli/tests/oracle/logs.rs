@@ -14,6 +14,8 @@ pub(crate) struct Request {
     pub(crate) caller: BTreeMap<String, String>,
     /// By limit, `*` for the others.
     pub(crate) costs: BTreeMap<String, u64>,
+    /// The numbers that it brings, each by the name of its limit.
+    pub(crate) numbers: BTreeMap<String, u64>,
     pub(crate) op: String,
     /// How long it took.
     pub(crate) took: Option<u64>,
@@ -41,7 +43,13 @@ impl Log {
         let is_known = |name: &String| name == "*" || limits.iter().any(|one| one.name == *name);
         let is_whole = |request: &Request| {
             let required = limits.iter().filter(|limit| limit.required && !limit.shadow);
+            let accepts = |(name, number): (&String, &u64)| {
+                limits
+                    .iter()
+                    .any(|one| one.name == *name && one.max.is_some_and(|max| *number <= max))
+            };
             request.costs.keys().all(is_known)
+                && request.numbers.iter().all(accepts)
                 && required
                     .clone()
                     .all(|limit| !request.meets(limit) || request.key(limit).is_some())
@@ -189,31 +197,51 @@ pub(crate) fn jsonl(text: &str) -> Log {
             Value::Null => BTreeMap::new(),
             cost => BTreeMap::from([("*".to_owned(), number(cost))]),
         };
+        let numbers = line["numbers"].as_object().into_iter().flatten();
+        let numbers = numbers.map(|(limit, own)| (limit.clone(), own_number(&text(own)))).collect();
         let at = number(&line["at_us"]);
         let op = line["op"].as_str().unwrap_or("acquire").to_owned();
         let took = line["duration_us"].as_u64();
-        is_op(&op).then(|| Request { at, caller, costs, op, took, ..Request::default() })
+        is_op(&op).then(|| Request { at, caller, costs, numbers, op, took, ..Request::default() })
     };
     trace((1..).zip(text.lines().map(request)))
 }
 
-/// A trace of plain cells under a header.
+/// The number that numbers are drawn at: of a bucket its burst, else its first count.
+fn own_number(text: &str) -> u64 {
+    let count = || text.split(' ').find_map(|word| Some(word.split_once('/')?.0.to_owned()));
+    let burst = text.split_once("burst ").map(|(_, rest)| rest.to_owned());
+    burst.or_else(count).expect("a number").parse().expect("a number")
+}
+
+/// The cells of a line, of which some are quoted.
+fn cells(line: &str) -> impl Iterator<Item = &str> {
+    let mut is_quoted = false;
+    let ends = move |sign| {
+        is_quoted ^= sign == '"';
+        sign == ',' && !is_quoted
+    };
+    line.split(ends).map(|cell| cell.trim_matches('"'))
+}
+
+/// A trace of cells under a header.
 pub(crate) fn csv(text: &str) -> Log {
     let mut lines = text.lines();
     let header: Vec<_> = lines.next().expect("a header").split(',').collect();
     let request = |line: &str| {
         let mut request = Request { op: "acquire".to_owned(), ..Request::default() };
-        for (column, cell) in
-            header.iter().zip(line.split(',')).filter(|(_, cell)| !cell.is_empty())
-        {
+        for (column, cell) in header.iter().zip(cells(line)).filter(|(_, cell)| !cell.is_empty()) {
             let number = || cell.parse::<u64>().expect("a number");
             match *column {
                 "at_us" => request.at = number(),
                 "op" => request.op = cell.to_owned(),
                 "duration_us" => request.took = Some(number()),
                 "cost" => drop(request.costs.insert("*".to_owned(), number())),
-                column => match column.strip_prefix("cost:") {
-                    Some(limit) => drop(request.costs.insert(limit.to_owned(), number())),
+                column => match column.split_once(':') {
+                    Some(("cost", limit)) => _ = request.costs.insert(limit.to_owned(), number()),
+                    Some((_, limit)) => {
+                        _ = request.numbers.insert(limit.to_owned(), own_number(cell))
+                    }
                     None => drop(request.caller.insert(column.to_owned(), cell.to_owned())),
                 },
             }

@@ -8,7 +8,15 @@ use crate::limits::{Answer, Asked, Charge, Limit};
 use crate::logs::Request;
 
 /// What each limit charged to each key.
-type Histories = BTreeMap<(String, String), Vec<Charge>>;
+type Histories = BTreeMap<(String, String), History>;
+
+/// What a limit charged to a key, and the limit that did so last.
+type History = (Vec<Charge>, Option<Limit>);
+
+/// A history as this limit sees it.
+fn seen(limit: &Limit, (history, by): &History) -> Vec<Charge> {
+    by.as_ref().map_or_else(|| history.clone(), |by| limit.taken_over(by, history))
+}
 
 /// What the limits of a policy answered to a request.
 #[derive(Clone, Debug)]
@@ -38,7 +46,7 @@ pub(crate) fn replay_all(limits: &[Limit], requests: &[Request]) -> Vec<Decided>
     let mut decide = |request: &Request| {
         for limit in limits.iter().filter(|limit| limit.algorithm == "concurrency") {
             let of_it = histories.iter_mut().filter(|((name, _), _)| *name == limit.name);
-            of_it.for_each(|(_, history)| limit.end(history, request.line));
+            of_it.for_each(|(_, (history, _))| limit.end(history, request.line));
         }
         decide(limits, request, &mut histories)
     };
@@ -46,23 +54,32 @@ pub(crate) fn replay_all(limits: &[Limit], requests: &[Request]) -> Vec<Decided>
 }
 
 fn decide(limits: &[Limit], request: &Request, histories: &mut Histories) -> Decided {
+    // Each at the number that the request brings.
+    let own = |limit: &Limit| match request.numbers.get(&limit.name) {
+        Some(number) => limit.at_number(*number),
+        None => limit.clone(),
+    };
+    let limits: Vec<_> = limits.iter().map(own).collect();
     let applies = |limit: &&Limit| request.key(limit).is_some();
     let at = |limit: &Limit| (limit.name.clone(), request.key(limit).expect("it applies"));
     let enforced: Vec<_> = limits.iter().filter(|limit| !limit.shadow).filter(applies).collect();
     let shadow: Vec<_> = limits.iter().filter(|limit| limit.shadow).filter(applies).collect();
     let mut fits = |limit: &&&Limit| {
-        let history = histories.entry(at(limit)).or_default();
-        limit.fits(history, request.at, request.cost(&limit.name))
+        let history = seen(limit, histories.entry(at(limit)).or_default());
+        limit.fits(&history, request.at, request.cost(&limit.name))
     };
     let is_asked = ["acquire", "peek"].contains(&&*request.op);
     let denied = is_asked && enforced.iter().filter(|limit| !fits(limit)).count() > 0;
     let mut answer = |limit: &Limit, denied: bool| {
-        let history = histories.entry(at(limit)).or_default();
+        let known = histories.entry(at(limit)).or_default();
         let (op, cost, over) = (&*request.op, request.cost(&limit.name), request.over);
-        let before = history.clone();
-        let answer = limit.decide(history, Asked { op, at: request.at, cost, over }, denied);
-        if op == "peek" {
-            *history = before;
+        let mut history = seen(limit, known);
+        let before = history.len();
+        let answer = limit.decide(&mut history, Asked { op, at: request.at, cost, over }, denied);
+        // A limit that writes nothing takes nothing over.
+        let writes = !["acquire", "peek"].contains(&op) || history.len() > before;
+        if op != "peek" && writes {
+            *known = (history, Some(limit.clone()));
         }
         (limit.name.clone(), answer)
     };
