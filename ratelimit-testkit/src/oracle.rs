@@ -446,8 +446,8 @@ fn decide_check(
     (decision_of(algorithm, &history, now_us, check.cost, true), history)
 }
 
-/// What is owed under a limit with this history, and what a request forgives that was made before
-/// the last change.
+/// What is owed under a limit with this history, what a request forgives that was made before the
+/// last change, and what it charges, if the limit warns and that is not its cost.
 fn account_of(
     check: &Check<'_, AnyAlgorithm>,
     op: Op,
@@ -459,6 +459,12 @@ fn account_of(
         let units = (parts + parts_per_unit(algorithm) - 1) / parts_per_unit(algorithm);
         u64::try_from(units.max(0)).expect("at most the cost")
     };
+    let left = remaining_parts(algorithm, before, now_us).max(0) / parts_per_unit(algorithm);
+    let charged = check.limit.warns_at_percent().and_then(|_| match op {
+        Op::Adopt => Some(u64::try_from(left).ok()?.saturating_sub(check.cost)),
+        Op::Refund | Op::Reset => Some(0),
+        _ => None,
+    });
     let has_debt = algorithm.debt() > 0;
     // Without a debt nothing is owed: a key that has used more than a limit which was lowered has
     // nothing left.
@@ -469,7 +475,7 @@ fn account_of(
         _ => 0,
     };
     let owed = if has_debt { in_units(-remaining_parts(algorithm, after, now_us)) } else { 0 };
-    Owing { owed, forgiven, charged: None }
+    Owing { owed, forgiven, charged }
 }
 
 impl NaiveStore {

@@ -462,11 +462,12 @@ impl<A: Algorithm + 'static> Pool<A> {
     }
 }
 
-/// A limit with a name that the testkit chose. If that ends in 1, it is a shadow limit: to a store
-/// one as any other.
+/// A limit with a name that the testkit chose, which warns: so all that a store says of charges is
+/// compared. If the name ends in 1, it is a shadow limit: to a store one as any other.
 pub(crate) fn limit<A: Algorithm>(name: &str, instance: Instance<A>) -> Limit<A> {
     // A store that needs to know what becomes of requests in an outage can be tested too.
     let limit = instance.named(name).on_outage(OnOutage::Open);
+    let limit = limit.warn_at_percent(50).expect("a percentage");
     if name.ends_with('1') { limit.shadow() } else { limit }
 }
 

@@ -9,21 +9,20 @@ use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::task::Poll;
-use std::time::Duration;
 
 use ratelimit_core::algorithm::{AnyState, Write};
 use ratelimit_core::store::{Batch, Check, Now, Op, Reservation, States, decide};
 use ratelimit_core::{
     Algorithm, AnyAlgorithm, Clock, Decision, Limit, ManualClock, Refusal, ReservationId, Store,
-    SystemClock, Timestamp, Verdict,
+    Timestamp, Verdict,
 };
-use ratelimit_testkit::{AlgorithmKind, Capability, Harness, StoreClock};
-
-use crate::capabilities::CLAIMS;
+use ratelimit_testkit::{AlgorithmKind, Capability};
 
 mod fold;
+mod harness;
 
 pub(crate) use fold::Fold;
+pub(crate) use harness::WrongHarness;
 
 /// The flaw of a store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -60,6 +59,10 @@ pub(crate) enum Flaw {
     /// All limits of one name share a state, whatever their algorithm or window: one forgives what
     /// another has charged.
     KnowsNamesOnly,
+    /// Other numbers have a state of their own: a raise grants a second burst.
+    GrantsASecondBurst,
+    /// A request that is sent twice under one id warns twice.
+    WarnsAgain,
     /// The limit is stored with the first state written under it; a changed limit has no effect.
     KeepsTheOldLimit,
     /// Requests for one limit and key at the same time share a call, by the numbers of the first.
@@ -175,6 +178,7 @@ impl WrongStore {
             Some(Flaw::FoldsNames(fold)) => (fold.fold(name), key.to_owned()),
             Some(Flaw::JoinsKeys(sign)) => (String::new(), format!("{name}{sign}{key}")),
             Some(Flaw::KnowsNamesOnly) => (name.to_owned(), key.to_owned()),
+            Some(Flaw::GrantsASecondBurst) => (limit.algorithm().to_string(), key.to_owned()),
             _ => (state_name.to_owned(), key.to_owned()),
         }
     }
@@ -327,6 +331,7 @@ impl WrongStore {
             _ => *algorithm,
         };
         let limit = Limit::new(check.limit.name(), believed).expect("as plain as before");
+        let limit = limit.warn_at_percent(50).expect("as all do");
         // What the limit was changed from may have a debt.
         let attempts = check.limit.counts_attempts().then(|| limit.clone().count_attempts().ok());
         attempts.flatten().unwrap_or(limit)
@@ -427,6 +432,9 @@ impl WrongStore {
             if self.is(Flaw::ForgivesInSilence) {
                 account.forgiven = 0;
             }
+            if self.is(Flaw::WarnsAgain) && batch.operation() == Op::Acquire {
+                account.charged = None;
+            }
             (position, account)
         });
         Verdict::several(told).with_accounts(accounts)
@@ -525,70 +533,4 @@ async fn let_others_run() {
         Poll::Pending
     })
     .await;
-}
-
-/// The harness of wrong stores, which makes the claims of this number.
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct WrongHarness<const CLAIMED: usize = 0> {
-    /// The flaw of its stores, or none.
-    pub(crate) flaw: Option<Flaw>,
-    /// Whether their clocks run, or are set.
-    pub(crate) in_real_time: bool,
-}
-
-impl<const CLAIMED: usize> WrongHarness<CLAIMED> {
-    /// Of stores with this flaw, whose clocks are set.
-    pub(crate) const fn with_flaw(flaw: Option<Flaw>) -> Self {
-        Self { flaw, in_real_time: false }
-    }
-}
-
-impl<const CLAIMED: usize> Harness for WrongHarness<CLAIMED> {
-    type Store = WrongStore;
-
-    const CASES: u32 = 16;
-    const SMALL_TRACE_REQUESTS: u32 = if CLAIMED == 0 { 3 } else { 2 };
-    const LACKS: &'static [Capability] = CLAIMS[CLAIMED].1;
-
-    fn new() -> Self {
-        Self::with_flaw(CLAIMS[CLAIMED].0)
-    }
-
-    fn store(&self) -> WrongStore {
-        let manual = (!self.in_real_time).then(|| ManualClock::new(BEGIN));
-        let clock: Box<dyn Clock> = match &manual {
-            Some(clock) => Box::new(clock.clone()),
-            None => Box::new(SystemClock::new()),
-        };
-        let (flaw, began, contents) = (self.flaw, clock.now(), Mutex::default());
-        let (latest_us, calls) = (AtomicU64::new(0), AtomicU64::new(0));
-        WrongStore { flaw, clock, manual, began, latest_us, calls, contents }
-    }
-
-    fn clock(&self, store: &WrongStore) -> StoreClock {
-        store.manual.as_ref().map_or(StoreClock::Real, StoreClock::from)
-    }
-
-    async fn state(
-        &self,
-        store: &WrongStore,
-        limit: &Limit<AnyAlgorithm>,
-        key: &str,
-    ) -> Option<AnyState> {
-        let key = store.key(limit, key);
-        let state = store.contents().entries.get(&key).map(|entry| entry.state.clone());
-        state.filter(|_| !store.cannot(Capability::States))
-    }
-
-    async fn leaks(&self, store: &WrongStore, within: Duration) -> Vec<String> {
-        let (by, contents) = (store.clock.now() + within, store.contents());
-        let states =
-            contents.entries.iter().map(|(key, entry)| (format!("{key:?}"), entry.sweep_at));
-        let reserved =
-            contents.reservations.iter().map(|(key, (_, at))| (format!("{key:?}"), Some(*at)));
-        let all = states.chain(reserved);
-        all.filter(|(_, at)| at.is_none_or(|at| at > by))
-            .map(|(key, at)| format!("{key} until {at:?}"))
-            .collect()
-    }
 }
