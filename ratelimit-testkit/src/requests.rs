@@ -7,12 +7,12 @@ use std::fmt;
 use std::future::Future;
 use std::sync::Arc;
 
-use proptest::test_runner::{TestCaseError, TestError};
+use proptest::test_runner::{TestCaseError, TestError, TestRunner};
 use ratelimit_core::algorithm::Quota as _;
 use ratelimit_core::store::Op;
 use ratelimit_core::{
     Account, AnyAlgorithm, Decision, Limit, Limits, NamedDecision, NamedDecisions, RateLimiter,
-    Request, Store, StoreError as _, Verdict,
+    Record, Request, Store, StoreError as _, Verdict,
 };
 
 use crate::law::LawResult;
@@ -23,6 +23,8 @@ use model::{Due, Model};
 
 mod made;
 mod model;
+#[cfg(test)]
+mod wrong;
 
 /// A store on which whole requests are tried: see [`try_requests`].
 pub trait RequestHarness {
@@ -34,6 +36,9 @@ pub trait RequestHarness {
 
     /// Whether a limit can read what one of other numbers has left.
     const CHANGES: bool = true;
+
+    /// Whether the store keeps records of callers. By default, it does not.
+    const RECORDS: bool = false;
 
     /// Whether the store can keep this limit. By default, all.
     #[must_use]
@@ -59,6 +64,19 @@ pub trait RequestHarness {
         asked: &AskedRequest,
     ) -> impl Future<Output = Result<Verdict, <Self::Store as Store<AnyAlgorithm>>::Error>>;
 
+    /// Replaces the record of a caller under the limit of this name, or clears it. By default,
+    /// there are none.
+    fn replace_record(
+        &self,
+        limiter: &RateLimiter<Arc<Self::Store>>,
+        caller: &TestCaller,
+        limit: &str,
+        record: Option<Record<AnyAlgorithm>>,
+    ) -> impl Future<Output = Result<(), <Self::Store as Store<AnyAlgorithm>>::Error>> {
+        let _ = (limiter, caller, limit, record);
+        std::future::ready(Ok(()))
+    }
+
     /// Looks at what the store keeps after the requests of callers with these identifiers.
     fn look(
         &self,
@@ -82,19 +100,27 @@ pub trait RequestHarness {
 /// # Errors
 /// The smallest case found on which an answer differs, as text.
 pub fn try_requests<H: RequestHarness>(harness: &H) -> LawResult {
-    let all = cases(H::can_keep, H::can_do, H::CHANGES);
-    let tried = same(H::CASES)
-        .run(&all, |case| harness.block_on(holds_on(harness, &case)).map_err(TestCaseError::fail));
+    try_limiters(harness, LimitDraft::build, same(H::CASES))
+}
+
+/// How a limit of the first limiter or of the second is built.
+type Build = fn(&LimitDraft, bool) -> Limit<AnyAlgorithm>;
+
+fn try_limiters<H: RequestHarness>(harness: &H, build: Build, mut runner: TestRunner) -> LawResult {
+    let all = cases(H::can_keep, H::can_do, [H::CHANGES, H::RECORDS]);
+    let holds =
+        |case| harness.block_on(holds_on(harness, build, &case)).map_err(TestCaseError::fail);
+    let tried = runner.run(&all, holds);
     tried.map_err(|error| match error {
         TestError::Abort(reason) => reason.to_string(),
         TestError::Fail(reason, case) => format!("{reason}\non {case:#?}"),
     })
 }
 
-async fn holds_on<H: RequestHarness>(harness: &H, case: &RequestCase) -> LawResult {
+async fn holds_on<H: RequestHarness>(harness: &H, build: Build, case: &RequestCase) -> LawResult {
     let store = Arc::new(harness.store());
     let limiters = [false, true].map(|changed| {
-        let limits = case.limits.iter().map(|limit| limit.build(changed));
+        let limits = case.limits.iter().map(|limit| build(limit, changed));
         let limits = Limits::new(limits).expect("names of their own");
         let limiter = RateLimiter::new(limits, Arc::clone(&store));
         if case.allows_unlimited { limiter.allow_unlimited() } else { limiter }
@@ -102,6 +128,13 @@ async fn holds_on<H: RequestHarness>(harness: &H, case: &RequestCase) -> LawResu
     let mut model = Model::new(&case.limits, case.allows_unlimited);
     for asked in &case.requests {
         let limiter = &limiters[usize::from(asked.changed)];
+        if let Some((place, record)) = &asked.record {
+            let limit = &case.limits[*place];
+            let record = record.map(|record| limit.record(record));
+            let set = harness.replace_record(limiter, &asked.caller, &limit.name, record).await;
+            set.map_err(|error| format!("no record is set: {error}\n{asked:?}"))?;
+            model.replace_record(asked);
+        }
         let due = model.expect(asked);
         let got = harness.ask(limiter, asked).await;
         let said = match &got {

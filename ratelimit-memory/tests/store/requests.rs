@@ -4,11 +4,22 @@
 use std::sync::Arc;
 
 use ratelimit_core::store::Op;
-use ratelimit_core::{AnyAlgorithm, ManualClock, RateLimiter, Timestamp, Verdict};
+use ratelimit_core::{AnyAlgorithm, Clock, ManualClock, RateLimiter, Record, Timestamp, Verdict};
 use ratelimit_memory::{MemoryError, MemoryStore};
-use ratelimit_testkit::{AskedRequest, RequestHarness, try_requests};
+use ratelimit_testkit::{AskedRequest, RequestHarness, TestCaller, try_requests};
 
 type Store = MemoryStore<AnyAlgorithm, ManualClock>;
+
+async fn replace_record<C: Clock>(
+    limiter: &RateLimiter<Arc<MemoryStore<AnyAlgorithm, C>>>,
+    (caller, limit): (&TestCaller, &str),
+    record: Option<Record<AnyAlgorithm>>,
+) -> Result<(), MemoryError> {
+    match record {
+        Some(record) => limiter.replace_record(caller, limit, record).await.map(drop),
+        None => limiter.clear_record(caller, limit).await.map(drop),
+    }
+}
 
 /// A store on a clock that follows the requests.
 struct ByItsClock(ManualClock);
@@ -17,9 +28,20 @@ impl RequestHarness for ByItsClock {
     type Store = Store;
 
     const CASES: u32 = 1_024;
+    const RECORDS: bool = true;
 
     fn store(&self) -> Store {
         MemoryStore::builder().capacity(1_000).clock(self.0.clone()).build()
+    }
+
+    async fn replace_record(
+        &self,
+        limiter: &RateLimiter<Arc<Store>>,
+        caller: &TestCaller,
+        limit: &str,
+        record: Option<Record<AnyAlgorithm>>,
+    ) -> Result<(), MemoryError> {
+        replace_record(limiter, (caller, limit), record).await
     }
 
     async fn ask(
@@ -49,9 +71,20 @@ impl RequestHarness for AtGivenTimes {
     type Store = MemoryStore;
 
     const CASES: u32 = 128;
+    const RECORDS: bool = true;
 
     fn store(&self) -> MemoryStore {
         MemoryStore::new()
+    }
+
+    async fn replace_record(
+        &self,
+        limiter: &RateLimiter<Arc<MemoryStore>>,
+        caller: &TestCaller,
+        limit: &str,
+        record: Option<Record<AnyAlgorithm>>,
+    ) -> Result<(), MemoryError> {
+        replace_record(limiter, (caller, limit), record).await
     }
 
     async fn ask(

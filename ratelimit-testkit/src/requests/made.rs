@@ -9,14 +9,14 @@ use proptest::prelude::*;
 use proptest::sample::{Index, select, subsequence};
 use ratelimit_core::store::Op;
 use ratelimit_core::{
-    AnyAlgorithm, Identifiers, Limit, LimitCosts, Limits, Numbers, OnOutage, ReservationId,
+    AnyAlgorithm, Identifiers, Limit, LimitCosts, Limits, Numbers, OnOutage, Record, ReservationId,
     Timestamp,
 };
 
 use crate::trace::made::Instance;
 
 /// Texts of limits with a number to fill in: they differ in algorithm, rate, window and life.
-const LIMITS: [&str; 23] = [
+const LIMITS: [&str; 25] = [
     "gcra 1/s burst N",
     "gcra N/m burst N",
     "gcra N/s burst N",
@@ -29,6 +29,8 @@ const LIMITS: [&str; 23] = [
     "fixed-window N/s",
     "fixed-window N/7m",
     "fixed-window N/3h debt 3",
+    "fixed-window N/day zone Europe/Berlin anchor 7",
+    "fixed-window N/month debt 1",
     "first-request-window N/2s",
     "window-log N/9s",
     "bucketed-window bucket 1s rates N/5s, 12/20s",
@@ -58,8 +60,10 @@ const VALUES: [&str; 10] = [
     "sekret\\3",
 ];
 
+/// The limit at this number; what cannot be 0 is 1.
 fn instance(text: &str, number: u64) -> Instance<AnyAlgorithm> {
-    text.replace('N', &number.to_string()).parse().expect("a limit")
+    let at = |number: u64| text.replace('N', &number.to_string()).parse();
+    at(number).or_else(|_| at(number.max(1))).expect("a limit")
 }
 
 /// A limit, and the same with another number.
@@ -67,7 +71,7 @@ fn instance(text: &str, number: u64) -> Instance<AnyAlgorithm> {
 pub(crate) struct LimitDraft {
     pub(crate) name: String,
     /// Its text, with a number to fill in.
-    text: &'static str,
+    pub(crate) text: &'static str,
     /// The limit of the first limiter, and that of the second.
     pub(crate) instances: [Instance<AnyAlgorithm>; 2],
     pub(crate) by: Vec<&'static str>,
@@ -75,9 +79,10 @@ pub(crate) struct LimitDraft {
     pub(crate) when_user: Option<(&'static str, bool)>,
     pub(crate) required: bool,
     pub(crate) shadow: bool,
-    on_outage: Option<OnOutage>,
+    pub(crate) overridable: bool,
+    pub(crate) on_outage: Option<OnOutage>,
     /// At how many percent it warns.
-    warn: Option<u8>,
+    pub(crate) warn: Option<u8>,
 }
 
 /// The largest number that a limit accepts of a request.
@@ -90,7 +95,8 @@ impl LimitDraft {
         limit.accepts_up_to(self.at_number(MAX)).expect("one algorithm and window")
     }
 
-    /// The limit that decides a request: at the number that this has of its own, if it has one.
+    /// The limit that decides a request without a record: at the number that this has of its own,
+    /// if it has one.
     pub(crate) fn deciding(&self, asked: &AskedRequest) -> Limit<AnyAlgorithm> {
         match asked.own.get(&self.name) {
             Some(number) => self.build_of(instance(self.text, *number)),
@@ -98,9 +104,24 @@ impl LimitDraft {
         }
     }
 
+    /// The limit at this number, of a record.
+    pub(crate) fn build_at(&self, number: u64) -> Limit<AnyAlgorithm> {
+        self.build_of(instance(self.text, number))
+    }
+
     /// Its algorithm at this number.
     pub(crate) fn at_number(&self, number: u64) -> AnyAlgorithm {
         instance(self.text, number).algorithm
+    }
+
+    /// A record of a caller.
+    pub(crate) fn record(&self, record: TestRecord) -> Record<AnyAlgorithm> {
+        let record = match record {
+            TestRecord::Numbers(number) => Record::numbers(self.at_number(number)),
+            TestRecord::Blocked => Record::blocked(),
+            TestRecord::Exempt => Record::exempt(),
+        };
+        record.forever()
     }
 
     /// The limit that accepts more than those of the limiters do.
@@ -126,6 +147,7 @@ impl LimitDraft {
         };
         limit = if self.required { limit.required() } else { limit };
         limit = if self.shadow { limit.shadow() } else { limit };
+        limit = if self.overridable { limit.overridable() } else { limit };
         // Of several windows in a state, the one that is shown changes.
         if let Some(percent) = self.warn
             && limit.algorithm().name() != "bucketed-window"
@@ -213,10 +235,20 @@ pub struct AskedRequest {
     pub metadata: Vec<u8>,
     /// Whether it goes to the limiter whose limits have other numbers.
     pub(crate) changed: bool,
+    /// The record that its caller gets before, or none any more, under the limit of this place.
+    pub(crate) record: Option<(usize, Option<TestRecord>)>,
     /// The numbers that it has of its own, by the names of the limits.
     pub(crate) own: BTreeMap<String, u64>,
     /// The same as a request has them.
     pub(crate) numbers: Option<Numbers>,
+}
+
+/// What an operator has decided of a caller; the numbers are no subject of a limit's max.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum TestRecord {
+    Numbers(u64),
+    Blocked,
+    Exempt,
 }
 
 /// Limits, and requests to them.
@@ -227,7 +259,10 @@ pub(crate) struct RequestCase {
     pub(crate) requests: Vec<AskedRequest>,
 }
 
-fn limits(can_keep: fn(&Limit<AnyAlgorithm>) -> bool) -> impl Strategy<Value = Vec<LimitDraft>> {
+fn limits(
+    can_keep: fn(&Limit<AnyAlgorithm>) -> bool,
+    records: bool,
+) -> impl Strategy<Value = Vec<LimitDraft>> {
     // Buckets have more paths than others.
     let texts: Vec<_> =
         LIMITS.into_iter().filter(|text| can_keep(&instance(text, 3).named("l"))).collect();
@@ -249,7 +284,11 @@ fn limits(can_keep: fn(&Limit<AnyAlgorithm>) -> bool) -> impl Strategy<Value = V
         ("sekret-2*", true),
     ]);
     let by = (by, option::weighted(0.25, when_user));
-    let options = (2_u64..7, 1_u64..9, by, seldom(), seldom(), on_outage, warn);
+    let overridable = prop::bool::weighted(if records { 0.4 } else { 0.0 });
+    let how = (seldom(), seldom(), overridable);
+    // Some admit nothing.
+    let other = prop_oneof![9 => 1_u64..9, 1 => Just(0)];
+    let options = (2_u64..7, other, by, how, on_outage, warn);
     // Some more than are decided without an allocation.
     let most = texts.len();
     let count = select(vec![1, 1, 2, 2, 2, 3, 3, 4, 5, 6, 10])
@@ -257,8 +296,9 @@ fn limits(can_keep: fn(&Limit<AnyAlgorithm>) -> bool) -> impl Strategy<Value = V
     let texts = count.prop_flat_map(move |count| subsequence(texts.clone(), count)).prop_shuffle();
     (texts, vec(options, most)).prop_map(move |(texts, options)| {
         let named = texts.into_iter().zip(options).enumerate();
-        let limit = named.map(
-            |(n, (text, (one, other, (by, when_user), required, shadow, on_outage, warn)))| {
+        let limit =
+            named.map(|(n, (text, (one, other, (by, when_user), how, on_outage, warn)))| {
+                let (required, shadow, overridable) = how;
                 LimitDraft {
                     when_user,
                     name: format!("l{n}"),
@@ -267,11 +307,11 @@ fn limits(can_keep: fn(&Limit<AnyAlgorithm>) -> bool) -> impl Strategy<Value = V
                     by,
                     required,
                     shadow,
+                    overridable,
                     on_outage,
                     warn,
                 }
-            },
-        );
+            });
         limit.collect()
     })
 }
@@ -298,6 +338,7 @@ struct Draft {
     changed: bool,
     /// The limits to which it brings other numbers.
     own: Vec<(usize, u64)>,
+    record: Option<(Index, Option<TestRecord>)>,
 }
 
 fn drafts(can_do: fn(Op) -> bool) -> impl Strategy<Value = Draft> {
@@ -321,11 +362,18 @@ fn drafts(can_do: fn(Op) -> bool) -> impl Strategy<Value = Draft> {
     let metadata = prop_oneof![3 => Just(Vec::new()), 1 => vec(any::<u8>(), 1..9)];
     let what = (select(ops), later, callers(), 0_u64..6, costs);
     // Some are more than a limit accepts.
-    let number = prop_oneof![40 => 1_u64..=MAX, 1 => Just(MAX + 1)];
+    let number = prop_oneof![40 => 0_u64..=MAX, 1 => Just(MAX + 1)];
     let own = prop_oneof![1 => Just(Vec::new()), 1 => vec((0_usize..10, number), 1..4)];
+    let record = prop_oneof![
+        2 => (0_u64..=2 * MAX).prop_map(TestRecord::Numbers),
+        1 => Just(TestRecord::Blocked),
+        1 => Just(TestRecord::Exempt),
+    ];
+    let record = option::weighted(0.3, (any::<Index>(), option::weighted(0.8, record)));
+    let own = (own, record);
     let how = (misspelt, reserves, any::<Index>(), metadata, prop::bool::weighted(0.3), own);
     (what, how).prop_map(|((op, later_us, caller, cost, costs), how)| {
-        let (misspelt, reserves, settles, metadata, changed, own) = how;
+        let (misspelt, reserves, settles, metadata, changed, (own, record)) = how;
         Draft {
             op,
             later_us,
@@ -338,15 +386,17 @@ fn drafts(can_do: fn(Op) -> bool) -> impl Strategy<Value = Draft> {
             metadata,
             changed,
             own,
+            record,
         }
     })
 }
 
-/// Cases for a store that can keep these limits and has these operations.
+/// Cases for a store that can keep these limits and has these operations, and on which limits may
+/// change, and callers have records.
 pub(crate) fn cases(
     can_keep: fn(&Limit<AnyAlgorithm>) -> bool,
     can_do: fn(Op) -> bool,
-    changes: bool,
+    [changes, records]: [bool; 2],
 ) -> impl Strategy<Value = RequestCase> {
     let begin =
         select(vec![1_795_218_392_123_456_u64, 1_795_218_390_000_000, 1_795_218_389_999_999]);
@@ -355,8 +405,8 @@ pub(crate) fn cases(
     let by_id = any::<bool>();
     // Each customer has its plan, or each request has other numbers.
     let by_plan = any::<bool>();
-    (limits(can_keep), prop::bool::weighted(0.2), begin, drafts, (by_id, by_plan)).prop_map(
-        move |(limits, allows_unlimited, mut at_us, drafts, (by_id, by_plan))| {
+    (limits(can_keep, records), prop::bool::weighted(0.2), begin, drafts, (by_id, by_plan))
+        .prop_map(move |(limits, allows_unlimited, mut at_us, drafts, (by_id, by_plan))| {
             let all = Limits::new(limits.iter().map(LimitDraft::build_generous));
             let all = all.expect("names of their own");
             let mut reserved: Vec<AskedRequest> = Vec::new();
@@ -380,6 +430,7 @@ pub(crate) fn cases(
                     changed: draft.changed && changes && !by_id,
                     own: BTreeMap::new(),
                     numbers: None,
+                    record: None,
                 };
                 let applies = |limit: &&LimitDraft| asked.caller.key(limit).is_some();
                 let applying: Vec<_> = limits.iter().filter(applies).collect();
@@ -398,6 +449,13 @@ pub(crate) fn cases(
                         reserved.push(asked.clone());
                     }
                     _ => {}
+                }
+                let can_override: Vec<_> = (0..limits.len())
+                    .filter(|place| limits[*place].overridable)
+                    .filter(|place| asked.caller.key(&limits[*place]).is_some())
+                    .collect();
+                if let (Some((place, record)), false) = (draft.record, can_override.is_empty()) {
+                    asked.record = Some((*place.get(&can_override), record));
                 }
                 if by_plan {
                     let plan = |limit: &LimitDraft| limit.plan_of(&asked.caller);
@@ -419,6 +477,5 @@ pub(crate) fn cases(
                 requests.push(asked);
             }
             RequestCase { limits, allows_unlimited, requests }
-        },
-    )
+        })
 }

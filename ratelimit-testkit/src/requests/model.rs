@@ -9,7 +9,7 @@ use ratelimit_core::{
 };
 
 use super::Named;
-use super::made::{AskedRequest, LimitDraft, MAX};
+use super::made::{AskedRequest, LimitDraft, MAX, TestRecord};
 
 /// What must come out.
 #[derive(Clone, Debug)]
@@ -29,6 +29,7 @@ pub(crate) struct Model<'l> {
     allows_unlimited: bool,
     states: HashMap<ModelKey, AnyState>,
     reservations: BTreeMap<(ReservationId, String), Reservation>,
+    records: HashMap<ModelKey, TestRecord>,
 }
 
 /// A limit that applies, with its state before the request and its step.
@@ -40,12 +41,25 @@ struct Stepped {
     step: Step<AnyState>,
     forgiven: u64,
     reservation: Option<Reservation>,
+    /// Whether a record decides, so that nothing is charged.
+    spared: bool,
 }
 
 impl<'l> Model<'l> {
     pub(crate) fn new(limits: &'l [LimitDraft], allows_unlimited: bool) -> Self {
-        let (states, reservations) = (HashMap::new(), BTreeMap::new());
-        Self { limits, allows_unlimited, states, reservations }
+        let (states, reservations, records) = (HashMap::new(), BTreeMap::new(), HashMap::new());
+        Self { limits, allows_unlimited, states, reservations, records }
+    }
+
+    /// Replaces the record that a request comes with.
+    pub(crate) fn replace_record(&mut self, asked: &AskedRequest) {
+        let Some((place, record)) = asked.record else { return };
+        let limit = &self.limits[place];
+        let key = (limit.name.clone(), asked.caller.key(limit).expect("it applies"));
+        match record {
+            Some(record) => _ = self.records.insert(key, record),
+            None => _ = self.records.remove(&key),
+        }
     }
 
     /// What a request must be told. Changes the states as it does.
@@ -113,7 +127,8 @@ impl<'l> Model<'l> {
         let allowed = stepped.iter().all(|one| one.step.decision.allowed);
         let mut decided = Vec::new();
         for one in stepped {
-            let (now, counts_attempts) = (asked.at, one.limit.counts_attempts());
+            let now = asked.at;
+            let counts_attempts = one.limit.counts_attempts() && !one.spared;
             let algorithm = one.limit.algorithm();
             let mut decision = one.step.decision;
             let written = allowed || counts_attempts;
@@ -159,9 +174,14 @@ impl<'l> Model<'l> {
     }
 
     fn step_limit(&self, limit: &LimitDraft, asked: &AskedRequest) -> Result<Stepped, Due> {
-        let built = limit.deciding(asked);
-        let algorithm = built.algorithm();
         let key = (limit.name.clone(), asked.caller.key(limit).expect("it applies"));
+        // A record goes before the numbers of the request, and these before those of the policy.
+        let record = self.records.get(&key).copied();
+        let built = match record {
+            Some(TestRecord::Numbers(number)) => limit.build_at(number),
+            _ => limit.deciding(asked),
+        };
+        let algorithm = built.algorithm();
         let (cost, now) = (asked.costs.get(&limit.name), asked.at);
         let before = self.states.get(&key).cloned();
         let state = before.as_ref();
@@ -169,7 +189,32 @@ impl<'l> Model<'l> {
             || Due::Refused { kind: ErrorKind::Unsupported, names: vec![limit.name.clone()] };
         let mut reservation = None;
         let mut charged = 0;
+        let is_exempt = record == Some(TestRecord::Exempt);
+        let spared = match asked.op {
+            Op::Acquire | Op::Peek => is_exempt || record == Some(TestRecord::Blocked),
+            Op::Force => is_exempt,
+            _ => false,
+        };
         let step = match asked.op {
+            _ if spared => {
+                let mut decision = algorithm.step(state, now, 0).decision;
+                decision.cost = cost;
+                if !is_exempt {
+                    // For ever.
+                    decision = Decision {
+                        allowed: false,
+                        remaining: 0,
+                        retry_after_us: None,
+                        replenish_after_us: 0,
+                        ..decision
+                    };
+                }
+                if asked.id.is_some() {
+                    let made = Reservation::new(algorithm.charged_at(state, now), cost);
+                    reservation = Some(Reservation { counts: 0, ..made });
+                }
+                Step { decision, write: Write::Keep }
+            }
             Op::Refund => algorithm.refund(state, now, cost).ok_or_else(unsupported)?,
             Op::Force => algorithm.force(state, now, cost).ok_or_else(unsupported)?,
             Op::Reset => {
@@ -184,7 +229,12 @@ impl<'l> Model<'l> {
                 if let Some(of) = of {
                     reservation = Some(Reservation { settled: Some(cost), ..of.clone() });
                     charged = of.cost;
-                    algorithm.settle(state, now, of, cost).ok_or_else(unsupported)?
+                    // An exempt caller is charged no more than it has reserved.
+                    let most = if is_exempt { of.cost } else { u64::MAX };
+                    let settled = algorithm.settle(state, now, of, cost.min(most));
+                    let mut step = settled.ok_or_else(unsupported)?;
+                    step.decision.cost = cost;
+                    step
                 } else {
                     let mut decision = algorithm.step(state, now, 0).decision;
                     decision.cost = cost;
@@ -205,6 +255,7 @@ impl<'l> Model<'l> {
             }
         };
         let is_told = match asked.op {
+            _ if is_exempt => false,
             Op::Force => true,
             // A lease ends at any cost, and a reservation that has ended has nothing to forgive.
             Op::Settle => reservation.is_some() && !algorithm.has_leases(),
@@ -212,7 +263,7 @@ impl<'l> Model<'l> {
         };
         let more = cost.saturating_sub(charged);
         let forgiven = if is_told { forgiven(algorithm, state, now, more) } else { 0 };
-        Ok(Stepped { key, limit: built, cost, before, step, forgiven, reservation })
+        Ok(Stepped { key, limit: built, cost, before, step, forgiven, reservation, spared })
     }
 }
 
