@@ -20,4 +20,5 @@ mod panics;
 mod records;
 mod requests;
 mod reservations;
+mod tables;
 mod up_to;
