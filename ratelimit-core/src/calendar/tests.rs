@@ -58,11 +58,6 @@ fn windows_are_those_that_another_library_computes() {
     assert!(rows > 400);
 }
 
-/// The table of gubernator's `interval_test.go` (its `GregorianExpiration`, of which each row is
-/// the last millisecond of a window). Its minutes and hours are windows of a length here.
-/// What `IntervallyAlignedRefillSpecification` of bucket4j says of a bucket whose capacity is its
-/// refill: nothing comes back before the boundary, all at it, and a caller that was away for long
-/// finds the boundaries where they were.
 #[test]
 fn a_day_on_which_the_clocks_change_has_23_or_25_hours() {
     let berlin = calendar(Unit::Day, "Europe/Berlin", None);

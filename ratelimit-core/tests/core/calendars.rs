@@ -21,6 +21,8 @@ fn utc([year, month, day, hour]: [u64; 4]) -> u64 {
     (years + months + day - 1) * 86_400 + hour * 3_600
 }
 
+/// The table of gubernator's `interval_test.go` (its `GregorianExpiration`, of which each row is
+/// the last millisecond of a window). Its minutes and hours are windows of a length here.
 #[test]
 fn windows_end_when_those_of_gubernator_do() {
     let november = utc([2019, 11, 11, 0]);
@@ -44,6 +46,9 @@ fn windows_end_when_those_of_gubernator_do() {
     }
 }
 
+/// What `IntervallyAlignedRefillSpecification` of bucket4j says of a bucket whose capacity is its
+/// refill: nothing comes back before the boundary, all at it, and a caller that was away for long
+/// finds the boundaries where they were.
 #[test]
 fn windows_are_refilled_at_boundaries_as_those_of_bucket4j_are() {
     for (words, first_us, length_us) in [
