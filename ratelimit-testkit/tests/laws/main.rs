@@ -15,6 +15,7 @@ mod months;
 mod oracle;
 mod requests;
 mod reservations;
+mod up_to;
 mod warnings;
 mod wrong;
 mod wrong_algorithms;
