@@ -167,6 +167,44 @@ fn the_largest_limits_keep_the_laws() {
     }
 }
 
+/// Of one state each, at the ends of what their numbers can be.
+struct Ends;
+
+impl AlgorithmHarness for Ends {
+    type Algorithm = AnyAlgorithm;
+
+    fn limits() -> Vec<Instance<AnyAlgorithm>> {
+        instances(&[
+            "gcra 1/us burst 4503599627370494",
+            "token-bucket 1/4503599627370494us burst 1",
+            "gcra 0/s",
+            "gcra 1/us burst 1 debt 4503599627370493",
+            "fixed-window 4503599627370495/s",
+            "fixed-window 1/s debt 4503599626",
+            "fixed-window 0/s",
+            "first-request-window 4503599627370495/s",
+            "first-request-window 1/s",
+            "sliding-log 4503599627370495/s",
+            "sliding-log 0/s",
+            "sliding-counter 4503599627370495/s",
+            "sliding-counter 1/s",
+            "bucketed-window bucket 1s rates 4503599627370495/4s",
+            "bucketed-window bucket 1s rates 1/4s",
+            "window-log 10000/s",
+            "window-log 0/s",
+            "concurrency 10000/4503599627370495us",
+            "concurrency 1/4503599627370495us",
+            "lockout 4503599627370495/s block 1us",
+            "lockout 1/s block 4503599627370495us",
+        ])
+    }
+}
+
+#[test]
+fn numbers_that_change_from_one_end_to_the_other_keep_the_laws() {
+    are_kept::<Ends>(&[Property::AgreesAfterAChange]);
+}
+
 #[test]
 fn limits_by_a_calendar_keep_the_laws() {
     use Property::{
