@@ -397,15 +397,22 @@ impl LimitTable {
                     .is_ok(),
                 });
             }
-            let of = |burst: &str| {
+            let of = |burst: &str, debt: &str| {
                 let numbers = format!("{rate}{zone}{anchor}{burst}{debt}");
                 AnyAlgorithm::of_numbers(algorithm, &numbers)
             };
-            // A burst that follows may fit where the count of the rate, which is its default, does
-            // not.
-            of(&burst).map_err(|error| Fault {
-                error,
-                may_follow: burst.is_empty() && of(" burst 1").is_ok(),
+            of(&burst, &debt).map_err(|error| Fault {
+                // What the algorithm says of a limit that is right without its debt may begin with
+                // another number.
+                error: match of(&burst, "") {
+                    Ok(_) if !error.to_string().starts_with("debt ") => {
+                        ConfigError::new(format!("debt: {error}"))
+                    }
+                    _ => error,
+                },
+                // A burst that follows may fit where the count of the rate, which is its default,
+                // does not.
+                may_follow: burst.is_empty() && of(" burst 1", &debt).is_ok(),
             })
         }
     }

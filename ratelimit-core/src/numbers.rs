@@ -111,8 +111,8 @@ impl<A: Algorithm> Limits<A> {
 }
 
 impl Limits<AnyAlgorithm> {
-    /// Other numbers for the limits of these names, each as text such as `100/s burst 200`, without
-    /// the name of the algorithm, which is the limit's.
+    /// Other numbers for the limits of these names, each as text such as `100/s burst 200`. The name
+    /// of the limit's algorithm may stand before them.
     ///
     /// ```
     /// use ratelimit_core::{Gcra, Limits};
@@ -224,6 +224,19 @@ mod tests {
     }
 
     #[test]
+    fn the_name_of_the_limits_algorithm_may_stand_before_its_numbers() {
+        for (words, named) in [
+            ("gcra 1/s", "gcra 1/s burst 2"),
+            ("gcra 1/s", "token-bucket 1/s burst 2"),
+            ("token-bucket 1/s", "gcra 1/s burst 2"),
+        ] {
+            let limits = api(words, Some("gcra 9/s burst 9")).build().expect(words);
+            let read = |numbers| limits.parse_numbers([("api", numbers)]).expect(numbers);
+            assert_eq!(read(named), read("1/s burst 2"), "{words}");
+        }
+    }
+
+    #[test]
     fn numbers_that_a_limit_does_not_accept_are_refused_where_they_are_built() {
         let says = |limits: LimitsBuilder, (name, numbers): (&str, &str), due: &str| {
             let refused = limits.build().and_then(|limits| limits.parse_numbers([(name, numbers)]));
@@ -232,7 +245,12 @@ mod tests {
         };
         let gcra = || api("gcra 1/s", Some("gcra 9/s"));
         says(gcra(), ("apy", "1/s"), "did you mean \"api\"?");
-        says(gcra(), ("api", "gcra 1/s"), "is not a rate");
+        says(gcra(), ("api", "gcra 1 a second"), "is not a rate");
+        says(
+            gcra(),
+            ("api", "fixed-window 1/s"),
+            "of fixed-window, and the limit's algorithm is gcra",
+        );
         says(api("gcra 1/s", None), ("api", "1/s"), "accepts_up_to()");
         says(
             api("fixed-window 1/h", Some("fixed-window 9/h")),

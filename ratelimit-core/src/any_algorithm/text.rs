@@ -5,7 +5,7 @@ use alloc::string::{String, ToString};
 use core::fmt;
 use core::str::FromStr;
 
-use super::AnyAlgorithm;
+use super::{AnyAlgorithm, TOKEN_BUCKET};
 use crate::builder::WriteNumbers;
 use crate::error::{ConfigError, did_you_mean};
 
@@ -28,8 +28,8 @@ impl fmt::Display for AnyAlgorithm {
 }
 
 impl AnyAlgorithm {
-    /// The same algorithm at these numbers, without its name; of a calendar in the same zone and
-    /// from the same anchor on, if the text names none.
+    /// The same algorithm at these numbers, with or without its name; of a calendar in the same zone
+    /// and from the same anchor on, if the text names none.
     ///
     /// ```
     /// use ratelimit_core::AnyAlgorithm;
@@ -39,8 +39,9 @@ impl AnyAlgorithm {
     /// ```
     ///
     /// # Errors
-    /// Numbers that are none of the algorithm.
+    /// Numbers that are none of the algorithm, or those of another one.
     pub fn at_numbers(&self, numbers: &str) -> Result<Self, ConfigError> {
+        let numbers = self.without_its_name(numbers)?;
         let calendar = match self {
             Self::FixedWindow(window) => window.calendar().map(ToString::to_string),
             _ => None,
@@ -53,6 +54,23 @@ impl AnyAlgorithm {
             return Self::of_numbers(self.name(), &format!("{count}{calendar}{rest}"));
         }
         Self::of_numbers(self.name(), numbers)
+    }
+
+    /// The numbers behind the name of the algorithm, if it stands before them.
+    fn without_its_name<'n>(&self, numbers: &'n str) -> Result<&'n str, ConfigError> {
+        let named = numbers.trim_start().split_once(' ');
+        let Some((name, rest)) = named.filter(|(name, _)| Self::NAMES.contains(name)) else {
+            return Ok(numbers);
+        };
+        // A bucket has two names.
+        let is_bucket = |name: &str| matches!(name, "gcra" | TOKEN_BUCKET);
+        let own = self.name();
+        if name == own || (is_bucket(name) && is_bucket(own)) {
+            return Ok(rest);
+        }
+        Err(ConfigError::new(format!(
+            "the numbers are of {name}, and the limit's algorithm is {own}; write numbers of {own}, without a name"
+        )))
     }
 }
 

@@ -150,6 +150,10 @@ const WRONG_LIMITS: &[(&str, &[&str])] = &[
         "algorithm = 'sliding-log'\nrate = '1/s'\nburst = 2",
         &["burst has no meaning", "line 5, column 9"],
     ),
+    (
+        "algorithm = 'sliding-log'\nrate = '1/s'\ndebt = 2",
+        &["limit \"burst\": debt has no meaning", "line 5, column 8"],
+    ),
     ("algorithm = 'window-log'\nrate = '10001/h'", &["10000", "first-request-window"]),
     ("algorithm = 'concurrency'\nrate = '3'", &["write \"3/30s\"", "line 4, column 8"]),
     (
@@ -241,7 +245,8 @@ const WRONG_LINES: &[(&str, &[&str])] = &[
     ("when = { path = '/a', not = { path = '/*' } }", &["it never applies", "\"path\""]),
     ("max = 9", &["max is 9", "in quotes", "line 5, column 7"]),
     ("max = '9/w'", &["max: ", "\"10/s\"", "line 5, column 7"]),
-    ("max = 'gcra 9/s'", &["max: ", "\"10/s\""]),
+    ("max = 'fixed-window 9/s'", &["max: ", "of fixed-window, and the limit's algorithm is gcra"]),
+    ("debt = 4503599627370496", &["debt: ", "2^52", "line 5, column 8"]),
 ];
 
 #[test]
