@@ -7,7 +7,7 @@ use std::pin::pin;
 
 use derive_where::derive_where;
 use ratelimit_core::store::{Batch, Check, LogStore, RecordStore, SnapshotStore, WithSnapshot};
-use ratelimit_core::{Algorithm, Decision, Limit, OnOutage, Store, SyncStore, Verdict};
+use ratelimit_core::{Algorithm, Decision, Limit, OnOutage, Record, Store, SyncStore, Verdict};
 
 /// Wraps a store and reports each request to an observer: `Metrics`, `Traced` and
 /// [`TopDenied`](crate::TopDenied). Decisions are those of the store.
@@ -56,6 +56,19 @@ pub trait Observer: Send + Sync {
         Self: Sized,
     {
         let _ = (limit, decision);
+    }
+
+    /// The record of a key under a limit has changed: set, replaced or cleared.
+    fn record_changed<A: Algorithm>(
+        &self,
+        limit: &Limit<A>,
+        key: &str,
+        before: Option<&Record<A>>,
+        now: Option<&Record<A>>,
+    ) where
+        Self: Sized,
+    {
+        let _ = (limit, key, before, now);
     }
 
     /// A circuit breaker of the store of this name changes to this state. Of all its breakers, one
@@ -235,4 +248,24 @@ impl<A: Algorithm, S: SyncStore<A>, O: Observer> SyncStore<A> for Observed<S, O>
 }
 
 lists_logged!(Observed<S, O>, [A: Algorithm, S: LogStore<A>, O: Observer], store);
-keeps_records!(Observed<S, O>, [A: Algorithm, S: RecordStore<A>, O: Observer], store);
+
+#[deny(clippy::missing_trait_methods)]
+impl<A: Algorithm, S: RecordStore<A>, O: Observer> RecordStore<A> for Observed<S, O> {
+    async fn record(&self, limit: &Limit<A>, key: &str) -> Result<Option<Record<A>>, S::Error> {
+        self.store.record(limit, key).await
+    }
+
+    async fn exchange_record(
+        &self,
+        limit: &Limit<A>,
+        key: &str,
+        standing: Option<&Record<A>>,
+        next: Option<&Record<A>>,
+    ) -> Result<bool, S::Error> {
+        let exchanged = self.store.exchange_record(limit, key, standing, next).await?;
+        if exchanged && (standing.is_some() || next.is_some()) {
+            self.observer.record_changed(limit, key, standing, next);
+        }
+        Ok(exchanged)
+    }
+}

@@ -5,7 +5,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
 use ratelimit_core::store::{Batch, Check};
-use ratelimit_core::{Algorithm, Decision, Limit, Store, StoreError as _, Verdict};
+use ratelimit_core::{
+    Algorithm, Decision, Limit, Record, Store, StoreError as _, Timestamp, Verdict,
+};
 use tracing::field::Empty;
 use tracing::{Span, debug_span, info, warn};
 
@@ -21,6 +23,14 @@ use crate::pace::Pace;
 /// request that crosses the threshold at which a limit [warns](Limit::warn_at_percent), with
 /// `limit`, `percent`, `capacity`, `remaining` and `requests`. Keys are not recorded: they identify
 /// callers.
+///
+/// Each change of a [record](Record) through this store is an event of level `INFO`, the line for an
+/// audit, within the span of who changes it: `by` (see [`acting_as`](Self::acting_as)), `limit`,
+/// `key`, `change` (`numbers`, `blocked` or `exempt`; none if it was cleared), `capacity` and
+/// `full_after_us` of numbers (how long a caller that has used all takes to recover), `until_us`
+/// (none for ever), and `before`, the change that stood. This event has the key: it says for whom.
+/// A change that failed emits none, although one whose error is
+/// [`Indeterminate`](ratelimit_core::ErrorKind::Indeterminate) may stand.
 ///
 /// ```
 /// use ratelimit_core::{Gcra, Limits, RateLimiter};
@@ -45,13 +55,15 @@ pub struct Spans {
     /// When a line about each state of a circuit breaker is due: a store that fails again and again
     /// fills no log.
     changes: [Pace; 3],
+    /// Who changes records.
+    by: Option<Box<str>>,
 }
 
 impl Spans {
     pub(crate) fn new() -> Self {
         let changes = std::array::from_fn(|_| Pace::new());
         let warnings = (Pace::new(), AtomicU64::new(0));
-        Self { warns: Pace::new(), untold: AtomicU64::new(0), warnings, changes }
+        Self { warns: Pace::new(), untold: AtomicU64::new(0), warnings, changes, by: None }
     }
 }
 
@@ -60,6 +72,28 @@ impl<S> Traced<S> {
     #[must_use]
     pub fn new(store: S) -> Self {
         Self::around(store, Spans::new())
+    }
+
+    /// The same, whose events of changed records name who changes them: a person or a program.
+    ///
+    /// ```
+    /// use ratelimit_core::{Gcra, Limits, RateLimiter, Record};
+    /// use ratelimit_layers::Traced;
+    /// use ratelimit_memory::MemoryStore;
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let limits = Limits::builder().limit("api", Gcra::per_second(10)).overridable().build()?;
+    /// let limiter = RateLimiter::new(limits, Traced::new(MemoryStore::new()).acting_as("billing"));
+    /// // INFO a record was set by="billing" limit="api" key="alice" change="blocked"
+    /// limiter.set_record("alice", "api", Record::blocked().forever()).await?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn acting_as(mut self, who: impl Into<Box<str>>) -> Self {
+        self.observer.by = Some(who.into());
+        self
     }
 }
 
@@ -130,6 +164,30 @@ impl Observer for Spans {
         }
     }
 
+    fn record_changed<A: Algorithm>(
+        &self,
+        limit: &Limit<A>,
+        key: &str,
+        before: Option<&Record<A>>,
+        now: Option<&Record<A>>,
+    ) {
+        let by = self.by.as_deref();
+        let (change, before) = (now.map(change_of), before.map(change_of));
+        let numbers = now.and_then(Record::algorithm);
+        let capacity = numbers.map(Algorithm::capacity);
+        let full_after_us = numbers.map(|numbers| {
+            numbers.step(None, Timestamp::ZERO, numbers.capacity()).decision.reset_after_us
+        });
+        let until_us = now.and_then(Record::end).map(Timestamp::as_us);
+        let limit = limit.name();
+        let what = match (before, change) {
+            (_, None) => "a record was cleared",
+            (None, _) => "a record was set",
+            _ => "a record was replaced",
+        };
+        info!(by, limit, key, change, capacity, full_after_us, until_us, before, "{what}");
+    }
+
     fn breaker_changed(&self, store: &str, to: BreakerState, (_, away): (BreakerState, usize)) {
         if !self.changes[to as usize].is_due(Instant::now()) {
             return;
@@ -148,6 +206,16 @@ impl Observer for Spans {
                 info!(store, away, "the circuit breaker is closed: the store decides");
             }
         }
+    }
+}
+
+fn change_of<A>(record: &Record<A>) -> &'static str {
+    if record.is_blocked() {
+        "blocked"
+    } else if record.is_exempt() {
+        "exempt"
+    } else {
+        "numbers"
     }
 }
 

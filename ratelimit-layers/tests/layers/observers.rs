@@ -8,7 +8,7 @@ use proptest::collection::vec;
 use proptest::prelude::*;
 use ratelimit_core::store::{Batch, Check, LogStore, Now, Op, SnapshotStore};
 use ratelimit_core::{
-    AnyAlgorithm, ErrorKind, Limit, ManualClock, OnOutage, RateLimiter, Store, SyncStore,
+    AnyAlgorithm, ErrorKind, Limit, ManualClock, OnOutage, RateLimiter, Record, Store, SyncStore,
 };
 use ratelimit_layers::{Fallback, Metrics, TopDenied, Traced};
 use ratelimit_testkit::block_on;
@@ -177,6 +177,44 @@ fn a_warning_is_an_event_at_most_once_per_second_and_an_unlimited_request_warns_
         assert!(line.contains(&format!("limit=\"{name}\" percent=80 capacity=")), "{line}");
         assert!(line.contains("WARN") && line.contains("remaining=1 requests=1"), "{line}");
     }
+}
+
+#[test]
+fn each_change_of_a_record_is_one_event_that_says_who_for_whom_and_until_when() {
+    let run = || {
+        block_on(async {
+            let limits = limits(&[limit("api", "gcra 10/s burst 20").overridable()]);
+            let store = Traced::new(memory(&ManualClock::new(BEGIN))).acting_as("ops");
+            // Those who observe hear of it wherever they stand.
+            let limiter = RateLimiter::new(limits, Metrics::new(TopDenied::new(store, 16)));
+            let until = BEGIN.saturating_add_us(7);
+            let double = Record::numbers("gcra 20/s burst 40".parse().expect("numbers"));
+            let of = |record| limiter.set_record("alice", "api", record);
+            let _ = of(double.until(until)).await.expect("set");
+            // It would lower what stands, and is refused.
+            let _ = of(Record::blocked().forever()).await.expect_err("refused");
+            let blocked = Record::blocked().forever();
+            let _ = limiter.replace_record("alice", "api", blocked.clone()).await.expect("set");
+            // What was seen does not stand any more.
+            let unchanged = limiter.set_record_if_unchanged("alice", "api", None, blocked).await;
+            assert!(!unchanged.expect("asked"));
+            let _ = limiter.clear_record("alice", "api").await.expect("cleared");
+            // There is nothing to clear.
+            let _ = limiter.clear_record("alice", "api").await.expect("cleared");
+            let _ = limiter.clear_record("bob", "api").await.expect("cleared");
+        });
+    };
+    let told: Vec<_> = record_trace(run);
+    let until_us = BEGIN.as_us() + 7;
+    let of_alice = "by=\"ops\" limit=\"api\" key=\"alice\"";
+    let due = [
+        format!(
+            "INFO a record was set {of_alice} change=\"numbers\" capacity=40 full_after_us=2000000 until_us={until_us}"
+        ),
+        format!("INFO a record was replaced {of_alice} change=\"blocked\" before=\"numbers\""),
+        format!("INFO a record was cleared {of_alice} before=\"blocked\""),
+    ];
+    assert_eq!(told, due);
 }
 
 #[test]
