@@ -111,8 +111,8 @@ impl<A: Algorithm> Limits<A> {
 }
 
 impl Limits<AnyAlgorithm> {
-    /// Other numbers for the limits of these names, each as text such as `100/s burst 200`. The name
-    /// of the limit's algorithm may stand before them.
+    /// Other numbers for the limits of these names, each as text such as `100/s burst 200`. The
+    /// name of the limit's algorithm may stand before them.
     ///
     /// ```
     /// use ratelimit_core::{Gcra, Limits};

@@ -24,8 +24,8 @@ use crate::pace::Pace;
 /// `limit`, `percent`, `capacity`, `remaining` and `requests`. Keys are not recorded: they identify
 /// callers.
 ///
-/// Each change of a [record](Record) through this store is an event of level `INFO`, the line for an
-/// audit, within the span of who changes it: `by` (see [`acting_as`](Self::acting_as)), `limit`,
+/// Each change of a [record](Record) through this store is an event of level `INFO`, the line for
+/// an audit, within the span of who changes it: `by` (see [`acting_as`](Self::acting_as)), `limit`,
 /// `key`, `change` (`numbers`, `blocked` or `exempt`; none if it was cleared), `capacity` and
 /// `full_after_us` of numbers (how long a caller that has used all takes to recover), `until_us`
 /// (none for ever), and `before`, the change that stood. This event has the key: it says for whom.

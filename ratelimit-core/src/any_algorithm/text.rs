@@ -28,8 +28,8 @@ impl fmt::Display for AnyAlgorithm {
 }
 
 impl AnyAlgorithm {
-    /// The same algorithm at these numbers, with or without its name; of a calendar in the same zone
-    /// and from the same anchor on, if the text names none.
+    /// The same algorithm at these numbers, with or without its name; of a calendar in the same
+    /// zone and from the same anchor on, if the text names none.
     ///
     /// ```
     /// use ratelimit_core::AnyAlgorithm;
