@@ -251,7 +251,7 @@ lists_logged!(Observed<S, O>, [A: Algorithm, S: LogStore<A>, O: Observer], store
 
 #[deny(clippy::missing_trait_methods)]
 impl<A: Algorithm, S: RecordStore<A>, O: Observer> RecordStore<A> for Observed<S, O> {
-    async fn record(&self, limit: &Limit<A>, key: &str) -> Result<Option<Record<A>>, S::Error> {
+    async fn record(&self, limit: &Limit<A>, key: &str) -> Result<Option<Record<A>>, Self::Error> {
         self.store.record(limit, key).await
     }
 
@@ -261,7 +261,7 @@ impl<A: Algorithm, S: RecordStore<A>, O: Observer> RecordStore<A> for Observed<S
         key: &str,
         standing: Option<&Record<A>>,
         next: Option<&Record<A>>,
-    ) -> Result<bool, S::Error> {
+    ) -> Result<bool, Self::Error> {
         let exchanged = self.store.exchange_record(limit, key, standing, next).await?;
         if exchanged && (standing.is_some() || next.is_some()) {
             self.observer.record_changed(limit, key, standing, next);
