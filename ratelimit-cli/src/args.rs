@@ -40,9 +40,9 @@ pub(crate) enum Command {
     /// Show a caller's stored state, and how its next request would be decided.
     #[command(after_long_help = include_str!("help/inspect.txt"))]
     Inspect(InspectArgs),
-    /// Give a caller its full capacity back, in every limit that applies.
+    /// Give a caller its full capacity back, in every limit that applies, or in one.
     #[command(after_long_help = include_str!("help/reset.txt"))]
-    Reset(CallerArgs),
+    Reset(ResetArgs),
     /// Set, show, list and clear records of single callers: other numbers, blocked, or exempt.
     #[command(after_long_help = include_str!("help/record.txt"))]
     Record {
@@ -232,8 +232,8 @@ pub(crate) struct CallerArgs {
 pub(crate) struct NumbersArgs {
     /// Other numbers for a limit, as a customer has them: `api="100/s burst 200"`. May be repeated.
     ///
-    /// Without the name of the algorithm, which is the limit's. The limit says in the policy which
-    /// it accepts (`max`).
+    /// The name of the limit's algorithm may be left out. The limit says in the policy which it
+    /// accepts (`max`).
     #[arg(long, value_name = "LIMIT=NUMBERS", value_parser = numbers)]
     pub(crate) numbers: Vec<(String, String)>,
 }
@@ -245,6 +245,16 @@ pub(crate) struct InspectArgs {
 
     #[command(flatten)]
     pub(crate) own: NumbersArgs,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ResetArgs {
+    #[command(flatten)]
+    pub(crate) caller: CallerArgs,
+
+    /// Reset the caller under this limit only.
+    #[arg(long, value_name = "LIMIT")]
+    pub(crate) limit: Option<String>,
 }
 
 /// What to do with records.
@@ -282,7 +292,7 @@ pub(crate) struct SetRecordArgs {
     #[command(flatten)]
     pub(crate) of: ClearRecordArgs,
 
-    /// Other numbers for the caller, without the name of the algorithm: `"100/s burst 200"`.
+    /// Other numbers for the caller: `"100/s burst 200"`.
     #[arg(long, value_name = "NUMBERS", group = "change")]
     pub(crate) numbers: Option<String>,
 

@@ -87,7 +87,8 @@ pub(crate) struct Problem {
 
 impl Problem {
     fn from_toml(text: &str, error: &toml::de::Error) -> Self {
-        Self::at(text, error.span(), error.message())
+        let at = error.span().map(|at| field_at_fault(text, error.message(), &at).unwrap_or(at));
+        Self::at(text, at, error.message())
     }
 
     fn at(text: &str, span: Option<Range<usize>>, message: &str) -> Self {
@@ -110,6 +111,20 @@ impl Problem {
         let place = format!("line {line}, column {column}: {message}");
         format!("{place}\n  {line} | {shown}\n  {margin} | {under}^")
     }
+}
+
+/// The value of the field that an error is about. It may stand before the one that brought the
+/// error up, such as a debt before the algorithm that has none. Its message then begins with the
+/// field, behind the limit.
+fn field_at_fault(text: &str, message: &str, at: &Range<usize>) -> Option<Range<usize>> {
+    let of_limit = message.strip_prefix("limit ").and_then(|of_limit| of_limit.split_once(": "));
+    let fault = of_limit.map_or(message, |(_, fault)| fault);
+    let field = fault.split([' ', ':', '.']).next()?;
+    let document = DeTable::parse(text).ok()?.into_inner();
+    let limits = document.get("limit")?.get_ref().as_array()?;
+    let tables = limits.iter().filter_map(|limit| limit.get_ref().as_table());
+    let is_there = |table: &&DeTable<'_>| table.values().any(|value| value.span() == *at);
+    Some(tables.into_iter().find(is_there)?.get(field)?.span())
 }
 
 /// What there is to say of a document.

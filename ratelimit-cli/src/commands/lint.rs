@@ -50,7 +50,15 @@ fn notes(limit: &Limit<AnyAlgorithm>, earlier: &[Limit<AnyAlgorithm>]) -> Vec<St
     // Requests may bring larger numbers.
     let nothing = (limit.algorithm().capacity() == 0 && limit.max().is_none())
         .then(|| format!("limit {:?}: it denies everything, because its rate is 0", limit.name()));
-    told.into_iter().chain(nothing).collect()
+    let beyond = limit.max().filter(|max| !limit.algorithm().is_within(max)).map(|max| {
+        format!(
+            "limit {:?}: its own numbers ({}) are larger than its max ({max}): requests that bring numbers get fewer than \
+             those that bring none",
+            limit.name(),
+            limit.algorithm()
+        )
+    });
+    told.into_iter().chain(nothing).chain(beyond).collect()
 }
 
 /// Why a limit that can be read does not fit the service.

@@ -6,8 +6,8 @@ use std::fmt::Write;
 use ratelimit_core::store::Op;
 use serde::Serialize;
 
-use crate::args::CallerArgs;
-use crate::caller::Caller;
+use crate::args::{CallerArgs, ResetArgs};
+use crate::caller::{Caller, list_identifiers};
 use crate::decision_line::json_line;
 use crate::failure::Failure;
 use crate::policy;
@@ -24,10 +24,20 @@ struct Found<'r> {
     absent: Vec<&'r str>,
 }
 
-pub(super) fn run(args: &CallerArgs) -> Result<u8, Failure> {
+pub(super) fn run(ResetArgs { caller: args, limit: only }: &ResetArgs) -> Result<u8, Failure> {
     let limits = policy::read(&args.policy)?;
     let caller = Caller::from_args(&args.keys, &limits)?;
-    let keyed = caller.keys(&limits);
+    let mut keyed = caller.keys(&limits);
+    if let Some(only) = only {
+        keyed.retain(|(limit, _)| limit.name() == only);
+        if keyed.is_empty() {
+            let display = caller.display();
+            return Err(Failure::input(format!(
+                "--limit: no limit {only:?} of the policy applies to {display}. {}",
+                list_identifiers(&limits)
+            )));
+        }
+    }
     let mut told = Found { caller: &caller, reset: Vec::new(), absent: Vec::new() };
     let unknown = store::block_on(async {
         let (store, failed) = store::of_caller(args, "reset", &limits).await?;

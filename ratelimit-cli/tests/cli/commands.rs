@@ -167,6 +167,14 @@ fn a_policy_is_wrong_at_a_line_and_a_column_and_lint_names_each_limit() {
         lint(&["--identifiers", "ip,method,path"]).exits(0).says(&[note, "those of \"reads\"\n"]);
     assert!(ran.out.ends_with("policy.toml: 3 limits, no problem, 3 notes\n"), "{}", ran.out);
     ran.says(&["limit \"login\": it denies everything, because its rate is 0\n"]);
+    scene.write("max.toml", limit("api", "ip", "gcra 9/s", "burst = 20\nmax = '10/s burst 19'"));
+    let note = "limit \"api\": its own numbers (gcra 9/s burst 20) are larger than its max (gcra 10/s burst 19)";
+    scene.run(&["lint", "max.toml"]).exits(0).says(&[note, "no problem, 1 note\n"]);
+    scene.write(
+        "max.toml",
+        limit("api", "ip", "gcra 9/s", "burst = 19\nmax = 'gcra 10/s burst 19'"),
+    );
+    scene.run(&["lint", "max.toml"]).exits(0).says(&["1 limit, no problem\n"]);
     lint(&["--identifiers", "ip,methd,path"]).exits(2).says(&["did you mean \"methd\"?"]);
     for (warn, burst, says) in [
         ("80%", 1, "80 % of 1 are reached with the first request"),
@@ -179,4 +187,33 @@ fn a_policy_is_wrong_at_a_line_and_a_column_and_lint_names_each_limit() {
         assert!(lint(&[]).out.contains(says), "{warn} of {burst}");
     }
     lint(&["--identifiers", "key,"]).exits(2).says(&["--identifiers", "a value is required"]);
+}
+
+#[test]
+fn an_error_points_to_the_field_that_is_wrong_wherever_the_algorithm_stands() {
+    for (lines, place) in [
+        (
+            "max = '9/h'\nrate = '1/d'\nalgorithm = 'fixed-window'",
+            "line 3, column 7: limit \"a\": max is of",
+        ),
+        ("max = 'fast'\nalgorithm = 'gcra'\nrate = '1/s'", "line 3, column 7: limit \"a\": max: "),
+        (
+            "debt = 5\nalgorithm = 'sliding-log'\nrate = '1/s'",
+            "line 3, column 8: limit \"a\": debt has no meaning",
+        ),
+        (
+            "rate = '0/s'\ndebt = 5\nalgorithm = 'gcra'",
+            "line 4, column 8: limit \"a\": debt: a rate of 0",
+        ),
+        (
+            "algorithm = 'gcra'\nrate = '1/s'\nmax = 'fixed-window 1/s'",
+            "line 5, column 7: limit \"a\": max: the numbers",
+        ),
+    ] {
+        let right = "[[limit]]\nname = \"right\"\nalgorithm = \"gcra\"\nrate = \"1/s\"\n";
+        let scene = Scene::new(&format!("[[limit]]\nname = \"a\"\n{lines}\n{right}"));
+        let ran = scene.run(&["lint", "policy.toml"]).exits(2).says(&[place]);
+        assert!(ran.out.ends_with("2 limits, 1 problem\n"), "{ran:?}");
+        scene.replay(&["none"]).exits(2).says(&[place]);
+    }
 }

@@ -72,6 +72,28 @@ fn who_is_locked_out_is_told_and_until_when() {
 }
 
 #[test]
+fn a_caller_is_reset_under_one_limit() {
+    let server = RedisServer::start().expect("a server");
+    let url = server.url();
+    let two = ["short", "long"].map(|name| limit(name, "ip", "gcra 3/h", ""));
+    let scene = Scene::new(&(two.concat() + &limit("other", "user", "gcra 3/h", "")));
+    scene.command("check", &["ip=a", "--cost", "3", "--store", &url]).exits(0);
+    let reset = |limit: &str| scene.command("reset", &["ip=a", "--store", &url, "--limit", limit]);
+    reset("short").exits(0).says(&["full capacity again in short\n"]).lacks("long");
+    scene
+        .command("inspect", &["ip=a", "--store", &url])
+        .says(&["short (for each ip) admits: 3 of 3", "long (for each ip) denies: 0 of 3"]);
+    for wrong in ["shrt", "other"] {
+        reset(wrong).exits(2).says(&[
+            "--limit: no limit",
+            wrong,
+            "of the policy applies to ip=a",
+            "short needs ip",
+        ]);
+    }
+}
+
+#[test]
 fn a_prefix_without_keys_and_a_cap_on_keys_that_is_reached_are_told() {
     let server = RedisServer::start().expect("a server");
     let scene = scene();
