@@ -149,6 +149,13 @@ pub(crate) struct ReplayArgs {
     #[arg(long, value_name = "OTHER.toml")]
     pub(crate) compare: Option<PathBuf>,
 
+    /// Decide by these records of single callers: lines of JSON, as `record list --json` prints
+    /// them. Only in memory.
+    ///
+    /// A line is below. A record stands from the beginning of the input until its end.
+    #[arg(long, value_name = "RECORDS.jsonl")]
+    pub(crate) records: Option<PathBuf>,
+
     /// Stop at the first bad line (exit code 2) instead of skipping it.
     #[arg(long)]
     pub(crate) strict: bool,

@@ -194,3 +194,40 @@ pub(crate) fn counts_by(limit: &Limit<AnyAlgorithm>) -> String {
 pub(crate) fn joined_names(limit: &Limit<AnyAlgorithm>) -> String {
     names(limit).join(" + ")
 }
+
+/// A key of a limit as `inspect` takes its caller: `alice`, or `ip=192.0.2.7 path=/login`.
+pub(crate) fn key_as_arguments(limit: &Limit<AnyAlgorithm>, key: &str) -> String {
+    let mut names = limit.identifier_names();
+    let Some(mut shown) = names.next().map(|name| format!("{name}=")) else {
+        return key.to_owned();
+    };
+    // In a key of several identifiers a bar parts their values, and a backslash escapes.
+    let (is_joined, mut chars) = (names.len() > 0, key.chars());
+    while let Some(c) = chars.next() {
+        match c {
+            '|' if is_joined => shown.extend(names.next().map(|name| format!(" {name}="))),
+            '\\' if is_joined => shown.extend(chars.next()),
+            c => shown.push(c),
+        }
+    }
+    shown
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_caller_is_shown_as_inspect_takes_it() {
+        for (names, key, shown) in [
+            (&[][..], "a|b", "a|b"),
+            (&["ip"], "a|b", "ip=a|b"),
+            (&["ip", "path"], "192.0.2.7|/login", "ip=192.0.2.7 path=/login"),
+            (&["ip", "path"], "a|b\\|c\\\\", "ip=a path=b|c\\"),
+        ] {
+            let policy = "gcra 1/s".parse().expect("a policy");
+            let limit = Limit::new("limit", policy).and_then(|limit| limit.by(names));
+            assert_eq!(key_as_arguments(&limit.expect("a limit"), key), shown);
+        }
+    }
+}

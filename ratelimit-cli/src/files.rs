@@ -19,7 +19,8 @@ const BUFFER_BYTES: usize = 64 * 1024;
 /// store, so that a mistyped input or store leaves the outputs of an earlier replay alone. They are
 /// opened before the replay, so that an unwritable output does not fail after an hour.
 pub(crate) fn outputs(args: &ReplayArgs) -> Result<(Option<Decisions>, Option<File>), Failure> {
-    let read = args.log.inputs.iter().chain([&args.log.policy]).chain(&args.compare);
+    let read =
+        args.log.inputs.iter().chain([&args.log.policy]).chain(&args.compare).chain(&args.records);
     let read = read.map(|path| if is_dash(path) { Path::new("/dev/stdin") } else { path });
     let mut taken: Vec<_> = read.map(identity).collect();
     let mut open = |option: &str, path: &Path| {

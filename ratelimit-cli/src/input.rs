@@ -12,6 +12,7 @@ mod source;
 pub(crate) use access_log::{UnitArg, agent};
 pub(crate) use entry::{BadLine, InputEntry, NAMED_BAD_LINES, OTHERS, TOO_LONG};
 pub(crate) use format::{Detector, LINES as DETECTED_LINES};
+pub(crate) use jsonl::reason;
 pub(crate) use lines::Lines;
 pub(crate) use parser::{FormatArg, Parser};
 pub(crate) use source::{InputSource, is_dash};

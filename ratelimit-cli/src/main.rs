@@ -9,6 +9,7 @@
 //! | `decision_line` | the bytes of a decision |
 //! | `tally`, `timeline`, `nearness`, `compare` | the counts of a replay |
 //! | `store`, `store/` | memory, or a server if the tool is built with a client for it |
+//! | `records` | records of callers, in words, as JSON and from a file |
 //! | `suggest` | finding limits that deny few callers |
 //! | `summary`, `table`, `report`, `report/` | presenting them |
 
@@ -34,6 +35,7 @@ mod input;
 mod interrupt;
 mod nearness;
 mod policy;
+mod records;
 mod replay;
 mod report;
 mod store;

@@ -7,10 +7,12 @@ use ratelimit_core::{Algorithm as _, AnyAlgorithm, Limit};
 use crate::caller::{counts_by, joined_names};
 use crate::compare::{Comparison, Differing};
 use crate::suggest::setting;
-use crate::summary::{Report, WARNING, by_limit, shown_caller, totals};
+use crate::summary::{
+    Report, WARNING, by_limit, longest_wait, records_table, shown_caller, totals,
+};
 use crate::table::TextTable;
 use crate::tally::{LimitTally, Offender, Tally};
-use crate::text::{count, duration, in_words, plural, printable, share, time};
+use crate::text::{count, in_words, plural, printable, share, time};
 
 mod chart;
 mod data;
@@ -70,6 +72,7 @@ pub(crate) fn page(report: &Report<'_>) -> String {
                 }
                 h2 { "Who is hurt" }
                 (hurt(tally, &offenders))
+                (by_records(tally))
                 h2 { "Is the limit right?" }
                 (chart::key_of_dots())
                 @for counts in &tally.limits { (fit(counts)) }
@@ -107,7 +110,8 @@ fn hurt(tally: &Tally, offenders: &[Offender<'_>]) -> Markup {
                     caption {
                         "Most denied first, " (count(shown.len() as u64)) " of " (plural(offenders.len() as u64, "caller", "callers"))
                         ". Below each: limits, paths and agent; open it for the first denied lines. The longest wait \
-                         ends with an admitted request, or when the wait of the last denial is over."
+                         ends with an admitted request, or when the wait of the last denial is over: never, if the caller is \
+                         denied for ever."
                     }
                     thead { tr {
                         th scope="col" { "caller" }
@@ -122,6 +126,19 @@ fn hurt(tally: &Tally, offenders: &[Offender<'_>]) -> Markup {
     }
 }
 
+/// The callers that a record decided.
+fn by_records(tally: &Tally) -> Markup {
+    let all = tally.records().len();
+    let (shown, all) = (all.min(CALLERS) as u64, plural(all as u64, "record", "records"));
+    let caption = format!("Those that decided most first, {} of {all}", count(shown));
+    html! {
+        @if shown > 0 {
+            h2 { "Whom records decided" }
+            (records_table(tally, CALLERS).html(&caption))
+        }
+    }
+}
+
 fn offender_rows(tally: &Tally, offender: &Offender<'_>) -> Markup {
     let Offender { name, value, requests, denials } = offender;
     html! {
@@ -131,7 +148,7 @@ fn offender_rows(tally: &Tally, offender: &Offender<'_>) -> Markup {
                 td.number { (count(*requests)) }
                 td.number { (count(denials.requests)) }
                 td.number { (share(denials.requests, *requests)) }
-                td.number { (duration(denials.longest_us)) }
+                td.number { (longest_wait(denials)) }
             }
             tr { td.more colspan="5" {
                 details {

@@ -5,8 +5,8 @@ use std::ffi::OsString;
 use std::fs;
 use std::path::Path;
 
-use ratelimit_core::store::Batch;
-use ratelimit_core::{AnyAlgorithm, DynError, Limits, Store, Verdict};
+use ratelimit_core::store::{Batch, RecordStore as _};
+use ratelimit_core::{AnyAlgorithm, DynError, Limit, Limits, Record, Store, Verdict};
 use ratelimit_memory::MemoryStore;
 
 use crate::failure::Failure;
@@ -50,9 +50,9 @@ pub(crate) fn secret(file: Option<&Path>) -> Result<Option<Vec<u8>>, Failure> {
 /// per key, the machine runs out of memory first.
 const MEMORY_KEYS: usize = 64 << 20;
 
-/// A new store in memory.
+/// A new store in memory, with room for all the records that a file has.
 pub(crate) fn memory() -> MemoryStore {
-    MemoryStore::builder().capacity(MEMORY_KEYS).build()
+    MemoryStore::builder().capacity(MEMORY_KEYS).records(usize::MAX).build()
 }
 
 /// The value of `--store`.
@@ -115,6 +115,25 @@ impl Opened {
             Self::Memory(store) => store.overflowed(),
             #[cfg(feature = "_servers")]
             Self::Redis(_) => 0,
+        }
+    }
+
+    /// Puts a record of a replay into the store. It may have ended by the store's clock.
+    pub(crate) async fn put_record(
+        &self,
+        limit: &Limit<AnyAlgorithm>,
+        key: &str,
+        record: &Record<AnyAlgorithm>,
+    ) -> Result<(), Failure> {
+        match self {
+            Self::Memory(store) => {
+                let put = store.exchange_record(limit, key, None, Some(record)).await;
+                put.map(drop).map_err(|error| Failure::store("--records", &error))
+            }
+            #[cfg(feature = "_servers")]
+            Self::Redis(_) => Err(Failure::input(
+                "--records: a replay decides by records in memory only; leave --store out",
+            )),
         }
     }
 }

@@ -2,8 +2,9 @@
 
 use std::fmt::Write;
 
-use crate::caller::counts_by;
+use crate::caller::{counts_by, key_as_arguments};
 use crate::compare::Comparison;
+use crate::records::described;
 use crate::table::TextTable;
 use crate::tally::{Denials, Tally};
 use crate::text::{count, duration, printable, share, time};
@@ -48,6 +49,7 @@ pub(crate) fn text(report: &Report<'_>) -> String {
         ("Shadow limits, which deny nothing", limits_table(tally, true)),
         ("Callers", identifiers_table(tally)),
         ("Denied most", offenders_table(tally)),
+        ("Decided by records", records_table(tally, CALLERS)),
     ];
     for (title, table) in
         tables.iter().chain(&differing).filter(|(_, table)| !table.rows.is_empty())
@@ -124,7 +126,7 @@ fn offenders_table(tally: &Tally) -> TextTable {
             count(offender.requests),
             count(denials.requests),
             share(denials.requests, offender.requests),
-            duration(denials.longest_us),
+            longest_wait(denials),
             time(denials.first),
             time(denials.last),
             by_limit(tally, denials),
@@ -140,6 +142,25 @@ pub(crate) fn by_limit(tally: &Tally, denials: &Denials) -> String {
     let by = tally.by_limit(denials);
     let by = by.map(|(name, denied)| format!("{name}\u{a0}×{}", count(denied)));
     by.collect::<Vec<_>>().join(", ")
+}
+
+/// How long a caller was denied at once.
+pub(crate) fn longest_wait(denials: &Denials) -> String {
+    denials.denied_us().map_or("never".to_owned(), |(_, longest_us)| duration(longest_us))
+}
+
+/// The records that decided most.
+pub(crate) fn records_table(tally: &Tally, most: usize) -> TextTable {
+    let rows = tally.records().into_iter().take(most).map(|(limit, key, counts)| {
+        vec![
+            printable(&key_as_arguments(limit, key), NAME_CHARS),
+            limit.name().to_owned(),
+            described(&counts.record),
+            count(counts.requests),
+            count(counts.denied),
+        ]
+    });
+    TextTable::new(&["caller", "limit", "record", "#requests", "#denied"], rows)
 }
 
 /// A caller as a table shows it.

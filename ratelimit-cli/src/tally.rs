@@ -6,12 +6,13 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use ratelimit_core::store::Op;
 use ratelimit_core::{
     AnyAlgorithm, Condition, ConfigError, Limit, Limits, NamedDecision, NamedDecisions, Numbers,
-    RateLimiter, Timestamp, Verdict,
+    RateLimiter, Record, Timestamp, Verdict,
 };
 
 use crate::caller::{BARE_NAME, Caller, check_names, names};
 use crate::input::{InputEntry, agent};
 use crate::nearness::Nearness;
+use crate::records::{self, GivenRecord};
 use crate::suggest::Needs;
 use crate::timeline::Timeline;
 
@@ -59,6 +60,16 @@ pub(crate) struct LimitTally {
     pub(crate) needs: Option<Needs>,
     /// The positions in [`Tally::identifiers`] of the limit's identifiers.
     identifiers: Vec<usize>,
+    /// The records of its callers, by key.
+    records: HashMap<Box<str>, RecordTally>,
+}
+
+/// A record, and what it decided.
+pub(crate) struct RecordTally {
+    pub(crate) record: Record<AnyAlgorithm>,
+    /// Requests that were decided while it stood.
+    pub(crate) requests: u64,
+    pub(crate) denied: u64,
 }
 
 /// One decided line.
@@ -127,36 +138,48 @@ pub(crate) struct Denials {
     /// The lines of the first of them, if lines are kept.
     pub(crate) lines: Vec<String>,
     /// The spells of denials. A spell begins with a denied request, and ends when the wait of its
-    /// last denial does, or when a request is admitted before that.
+    /// last denial does, or when a request is admitted before that. One without either has no end.
     pub(crate) spells: u64,
     /// How long the ended spells were, all together.
-    pub(crate) denied_us: u64,
+    denied_us: u64,
     /// The longest ended spell.
-    pub(crate) longest_us: u64,
-    /// When the spell began that has not ended yet, and when the wait of its last denial is over.
-    spell: Option<(Timestamp, Timestamp)>,
+    longest_us: u64,
+    /// Whether the last denial has no wait, and nothing ended it.
+    is_endless: bool,
+    /// When the spell began that has not ended yet, and when the wait of its last denial is over:
+    /// `None` for never.
+    spell: Option<(Timestamp, Option<Timestamp>)>,
 }
 
 impl Denials {
-    /// Counts a denial that lasts until `until`.
-    fn denied(&mut self, at: Timestamp, until: Timestamp) {
+    /// Counts a denial that lasts until `until`, or for ever.
+    fn denied(&mut self, at: Timestamp, until: Option<Timestamp>) {
         self.requests += 1;
         match &mut self.spell {
-            Some((_, end)) if at <= *end => *end = until,
+            Some((_, end)) if end.is_none_or(|end| at <= end) => *end = until,
             _ => {
-                self.end_spell(at);
+                self.end_spell(Some(at));
                 self.spells += 1;
                 self.spell = Some((at, until));
             }
         }
     }
 
-    fn end_spell(&mut self, at: Timestamp) {
-        if let Some((since, until)) = self.spell.take() {
-            let us = until.min(at).saturating_us_since(since);
-            self.denied_us = self.denied_us.saturating_add(us);
-            self.longest_us = self.longest_us.max(us);
-        }
+    /// Ends the spell that goes on: `None` if no request follows.
+    fn end_spell(&mut self, at: Option<Timestamp>) {
+        let Some((since, until)) = self.spell.take() else { return };
+        let Some(end) = at.into_iter().chain(until).min() else {
+            self.is_endless = true;
+            return;
+        };
+        let us = end.saturating_us_since(since);
+        self.denied_us = self.denied_us.saturating_add(us);
+        self.longest_us = self.longest_us.max(us);
+    }
+
+    /// How long the spells were, all together, and the longest; `None` if one has no end.
+    pub(crate) fn denied_us(&self) -> Option<(u64, u64)> {
+        (!self.is_endless).then_some((self.denied_us, self.longest_us))
     }
 
     /// The paths with the most denials, and how many each has.
@@ -198,10 +221,42 @@ impl Tally {
             let identifiers = names(limit).into_iter().map(&mut place_of).collect();
             let nearness = nearness.map(Nearness::new);
             let (limit, needs) = (limit.clone(), None);
-            LimitTally { limit, applied: 0, denied: 0, warned: 0, nearness, needs, identifiers }
+            let records = HashMap::new();
+            let (applied, denied, warned) = (0, 0, 0);
+            LimitTally { limit, applied, denied, warned, nearness, needs, identifiers, records }
         };
         let limits = limits.iter().map(tally).collect();
         Self { limits, identifiers, ..Self::default() }
+    }
+
+    /// Counts what these records decide, as far as the limits decide by them.
+    pub(crate) fn count_records(&mut self, records: &[GivenRecord]) {
+        for counts in &mut self.limits {
+            let of_limit = records::of(records, &counts.limit).map(|(key, record)| {
+                (key.into(), RecordTally { record: record.clone(), requests: 0, denied: 0 })
+            });
+            counts.records = of_limit.collect();
+        }
+    }
+
+    /// Whether a limit charges this request nothing, because of a record of its caller.
+    pub(crate) fn is_exempt(&self, place: usize, entry: &InputEntry) -> bool {
+        let LimitTally { limit, records, .. } = &self.limits[place];
+        let key = limit.key_for(&entry.caller).filter(|_| !records.is_empty());
+        let record = key.and_then(|key| records.get(&*key)).map(|counts| &counts.record);
+        record.is_some_and(|record| record.is_exempt() && record.stands_at(entry.at))
+    }
+
+    /// The records, those that decided most first, each with its limit and the key of its caller.
+    pub(crate) fn records(&self) -> Vec<(&Limit<AnyAlgorithm>, &str, &RecordTally)> {
+        let all = self.limits.iter().flat_map(|counts| {
+            counts.records.iter().map(|(key, record)| (&counts.limit, &**key, record))
+        });
+        let mut all: Vec<_> = all.collect();
+        all.sort_unstable_by_key(|(limit, key, counts)| {
+            (Reverse(counts.requests), limit.name(), *key)
+        });
+        all
     }
 
     /// Whether a limit warns.
@@ -250,6 +305,14 @@ impl Tally {
             {
                 nearness.count(key, &one);
             }
+            if !tally.records.is_empty()
+                && let Some(key) = tally.limit.key_for(&entry.caller)
+                && let Some(counts) = tally.records.get_mut(&*key)
+                && counts.record.stands_at(entry.at)
+            {
+                counts.requests += 1;
+                counts.denied += u64::from(!one.allowed);
+            }
         }
         let is_unmet =
             |counts: &LimitTally| counts.applied == 0 && !counts.limit.conditions().is_empty();
@@ -263,7 +326,7 @@ impl Tally {
             let caller = kind.callers.entry(name.into()).or_default();
             caller.requests += 1;
             if let Some(denials) = caller.denials.as_mut().filter(|_| allowed) {
-                denials.end_spell(entry.at);
+                denials.end_spell(Some(entry.at));
             }
         }
         if !allowed {
@@ -289,9 +352,9 @@ impl Tally {
 
     fn count_denial(&mut self, decided: &Decided<'_>) {
         let entry = decided.entry;
-        // A request that never fits has no wait.
-        let wait_us = decided.denying().filter_map(|(_, one)| one.retry_after_us).max();
-        let until = entry.at.saturating_add_us(wait_us.unwrap_or(0));
+        let until = decided.denying().try_fold(entry.at, |until, (_, one)| {
+            Some(until.max(entry.at.saturating_add_us(one.retry_after_us?)))
+        });
         for (place, _) in decided.denying() {
             for (nth, &kind) in self.limits[place].identifiers.iter().enumerate() {
                 let identifiers = &mut self.identifiers[kind];
@@ -330,7 +393,7 @@ impl Tally {
     pub(crate) fn end_spells(&mut self) {
         let callers = self.identifiers.iter_mut().flat_map(|kind| kind.callers.values_mut());
         for denials in callers.filter_map(|caller| caller.denials.as_mut()) {
-            denials.end_spell(Timestamp::MAX);
+            denials.end_spell(None);
         }
     }
 

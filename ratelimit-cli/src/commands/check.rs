@@ -117,6 +117,10 @@ pub(super) fn sentence(limit: &Limit<AnyAlgorithm>, decision: &Decision, owed: u
     let answer = match (decision.allowed, decision.retry_after_us) {
         (true, _) => format!("admits: {left}, {recovered}"),
         (false, Some(us)) => format!("denies: {left}; retry in {}, {recovered}", duration(us)),
+        // Only a record denies for ever what would fit.
+        (false, None) if decision.cost <= decision.limit => {
+            format!("denies for ever: a record blocks the caller; {left}, {recovered}")
+        }
         (false, None) => format!(
             "denies always: a cost of {} is above the capacity of {}",
             count(decision.cost),

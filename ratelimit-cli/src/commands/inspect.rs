@@ -13,6 +13,7 @@ use crate::caller::Caller;
 use crate::decision_line::{Told, caller_json};
 use crate::failure::Failure;
 use crate::policy;
+use crate::records::{self, described as in_words};
 use crate::store::{self, in_each_mode};
 use crate::text::{count, quote, time};
 
@@ -63,9 +64,9 @@ pub(super) fn run(InspectArgs { caller: args, own }: &InspectArgs) -> Result<u8,
                 None
             };
             if let Some(record) = &record {
-                let _ = writeln!(text, "    record: {}", super::record::described(record));
+                let _ = writeln!(text, "    record: {}", in_words(record));
             }
-            let record = record.as_ref().map(super::record::fields);
+            let record = record.as_ref().map(records::fields);
             let (name, shadow) = (limit.name(), limit.is_shadow());
             found.push(StoredLimit {
                 name,

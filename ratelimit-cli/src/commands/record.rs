@@ -13,6 +13,7 @@ use crate::caller::Caller;
 use crate::decision_line::json_line;
 use crate::failure::Failure;
 use crate::policy;
+use crate::records::{described, fields};
 use crate::store::{self, Redis, Remote, may_scan};
 use crate::text::{plural, printable, quote, time};
 
@@ -210,27 +211,6 @@ fn record(
     }
 }
 
-fn now() -> Timestamp {
+pub(super) fn now() -> Timestamp {
     Timestamp::ZERO + SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()
-}
-
-/// A record for people: `blocked until 2027-01-31T00:00:00Z`.
-pub(super) fn described(record: &Record<AnyAlgorithm>) -> String {
-    let change = match record.algorithm() {
-        Some(numbers) => numbers.to_string(),
-        None if record.is_blocked() => "blocked".to_owned(),
-        None => "exempt".to_owned(),
-    };
-    match record.end() {
-        Some(end) => format!("{change} until {}", time(end)),
-        None => format!("{change} for ever"),
-    }
-}
-
-/// The same for programs.
-pub(super) fn fields(record: &Record<AnyAlgorithm>) -> Value {
-    json!({
-        "numbers": record.algorithm().map(ToString::to_string), "blocked": record.is_blocked(),
-        "exempt": record.is_exempt(), "until_us": record.end().map(Timestamp::as_us),
-    })
 }

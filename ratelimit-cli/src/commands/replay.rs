@@ -16,12 +16,14 @@ use crate::nearness::MAX_CALLERS;
 use crate::replay::{Judge, Reading, Replay, ReplayOutcome, ReplayedRequests};
 use crate::store::{self, StoreUrl};
 use crate::summary::{self, Report, WARNING};
-use crate::{files, policy, report, suggest, text};
+use crate::{files, policy, records, report, suggest, text};
 
 pub(super) fn run(args: &ReplayArgs) -> Result<u8, Failure> {
     check_dashes(args)?;
     let limits = policy::read(&args.log.policy)?;
     let other = args.compare.as_deref().map(policy::read).transpose()?;
+    let records = args.records.as_deref().map(|path| records::read(path, &limits)).transpose()?;
+    let records = records.unwrap_or_default();
     let url = StoreUrl::parse(&args.store)?;
     let is_detailed = args.report.is_some() || args.json;
     let how = Reading { strict: args.strict, silent: false, keeps_lines: is_detailed };
@@ -36,6 +38,11 @@ pub(super) fn run(args: &ReplayArgs) -> Result<u8, Failure> {
                              prefix: &str|
                -> Result<_, Failure> {
             let store = url.open(prefix, || Ok(None), limits).await?;
+            for limit in limits {
+                for (key, record) in records::of(&records, limit) {
+                    store.put_record(limit, key, record).await?;
+                }
+            }
             Ok(RateLimiter::new(limits.clone(), store).allow_unlimited())
         };
         let this = limiter(&url, &limits, &prefix).await?;
@@ -46,11 +53,17 @@ pub(super) fn run(args: &ReplayArgs) -> Result<u8, Failure> {
         let (decisions, report) = files::outputs(args)?;
         let unbounded = suggest::unbounded(&limits);
         let unbounded = unbounded.map_err(|error| Failure::input(error.to_string()))?;
-        let needs = limiter(&StoreUrl::Memory, &unbounded, "").await?;
+        let needs = RateLimiter::new(
+            unbounded.clone(),
+            StoreUrl::Memory.open("", || Ok(None), &unbounded).await?,
+        );
+        let needs = needs.allow_unlimited();
         let (forgets, nearness) = (url != StoreUrl::Memory, is_detailed.then_some(MAX_CALLERS));
         let replay = Replay {
-            this: Judge::new(&this, nearness, forgets),
-            other: other.as_ref().map(|other| Judge::new(other, None, forgets)),
+            this: Judge::new(&this, nearness, forgets).by_records(&records),
+            other: other
+                .as_ref()
+                .map(|other| Judge::new(other, None, forgets).by_records(&records)),
             needs: is_detailed.then(|| Judge::observing(&needs, &limits)),
             requests,
             decisions,
@@ -152,6 +165,7 @@ fn printable_path(path: &Path) -> String {
 fn check_dashes(args: &ReplayArgs) -> Result<(), Failure> {
     let policies = [("--policy -", &args.log.policy)].into_iter();
     let named = policies.chain(args.compare.iter().map(|path| ("--compare -", path)));
+    let named = named.chain(args.records.iter().map(|path| ("--records -", path)));
     let named = named.chain(args.log.inputs.iter().map(|path| ("INPUT -", path)));
     let twice: Vec<_> = named.filter(|(_, path)| is_dash(path)).collect();
     if let [(one, _), (other, _), ..] = twice[..] {

@@ -1,22 +1,26 @@
 //! `ratelimit top`: who is limited now.
 
-use std::collections::{BTreeSet, HashSet};
+use std::collections::{BTreeSet, HashMap, HashSet};
 
 use futures_util::future::join_all;
 use ratelimit_core::store::Op;
 use ratelimit_core::{
-    AnyAlgorithm, Decision, ErrorKind, Limit, Limits, Numbers, Store, StoreError as _,
+    Algorithm as _, AnyAlgorithm, Decision, ErrorKind, Limit, Limits, Numbers, Record, Store,
+    StoreError as _,
 };
-use ratelimit_redis::{Mode, RedisError, RedisStore, StoredKey};
+use ratelimit_redis::{Lua, Mode, RedisError, RedisStore, StoredKey};
 use serde_json::json;
 
+use super::record::now;
 use super::unknown_states;
 use crate::args::TopArgs;
+use crate::caller::key_as_arguments;
 use crate::decision_line::json_lines;
 use crate::failure::Failure;
 use crate::interrupt::Interrupt;
 use crate::policy;
-use crate::store::{self, Redis, in_each_mode, may_scan};
+use crate::records::{described, fields};
+use crate::store::{self, Redis, Remote, in_each_mode, may_scan};
 use crate::summary::NAME_CHARS;
 use crate::table::{TextTable, list};
 use crate::text::{count, duration, plural, printable, quote};
@@ -39,6 +43,8 @@ struct ScanResult {
     /// What kept the scan from a part of the keys.
     failed: Option<Failure>,
     limited: Vec<Limited>,
+    /// The records that stand, by the position of the limit and its caller.
+    records: HashMap<(usize, String), Record<AnyAlgorithm>>,
 }
 
 /// A caller that a limit denies now.
@@ -46,9 +52,15 @@ struct Limited {
     /// The position of the limit in the policy.
     place: usize,
     caller: String,
-    /// Until its request would be admitted.
-    wait_us: u64,
+    /// Until its request would be admitted; `None` for never.
+    wait_us: Option<u64>,
     decision: Decision,
+}
+
+impl ScanResult {
+    fn record_of(&self, limited: &Limited) -> Option<&Record<AnyAlgorithm>> {
+        self.records.get(&(limited.place, limited.caller.clone()))
+    }
 }
 
 pub(super) fn run(args: &TopArgs) -> Result<u8, Failure> {
@@ -58,12 +70,25 @@ pub(super) fn run(args: &TopArgs) -> Result<u8, Failure> {
     let interrupt = Interrupt::catch()?;
     let mut found = store::block_on(async {
         let store = store::connect(redis, &args.scan.prefix, None, &limits).await?;
-        in_each_mode!(&store, store => scan(args, redis, (&limits, numbers.as_ref()), &interrupt, store).await)
+        // Only scripts read records.
+        let lua = match &store {
+            Remote::Lua(lua) if limits.iter().any(Limit::is_overridable) => Some(lua),
+            _ => None,
+        };
+        in_each_mode!(&store, store => scan(args, redis, (&limits, numbers.as_ref()), &interrupt, (store, lua)).await)
     })?;
-    // The longest wait first.
-    found.limited.sort_unstable_by(|a, b| {
-        (b.wait_us, a.place, &a.caller).cmp(&(a.wait_us, b.place, &b.caller))
+    // A limit denies for ever whatever is above its capacity. That is no news about a caller of
+    // which it has neither a state nor a record.
+    let mut limited = std::mem::take(&mut found.limited);
+    limited.retain(|one| {
+        one.wait_us.is_some() || one.decision.reset_after_us > 0 || found.record_of(one).is_some()
     });
+    // The longest wait first.
+    let wait_us = |one: &Limited| one.wait_us.unwrap_or(u64::MAX);
+    limited.sort_unstable_by(|a, b| {
+        (wait_us(b), a.place, &a.caller).cmp(&(wait_us(a), b.place, &b.caller))
+    });
+    found.limited = limited;
     let out =
         if args.scan.json { lines(args, &limits, &found) } else { table(args, &limits, &found) };
     super::print(out)?;
@@ -78,7 +103,7 @@ async fn scan<M: Mode>(
     redis: &Redis,
     (limits, numbers): (&Limits<AnyAlgorithm>, Option<&Numbers>),
     interrupt: &Interrupt,
-    store: &RedisStore<M>,
+    (store, lua): (&RedisStore<M>, Option<&RedisStore<Lua>>),
 ) -> Result<ScanResult, Failure> {
     let failed = |error| Failure::store(&may_scan(redis, &args.scan.prefix), &error);
     let mut found = ScanResult::default();
@@ -107,6 +132,28 @@ async fn scan<M: Mode>(
             }
         }
         for keys in keys.chunks(AT_ONCE) {
+            let asked = keys.iter().zip(lua.iter().cycle());
+            let asked = asked.map(|(key, lua)| lua.records_in(limits, key));
+            for records in join_all(asked).await {
+                match records.map_err(failed) {
+                    Ok(Some((StoredKey::Identifier(name), records))) => {
+                        fresh.extend(found.callers.insert(name.clone()).then(|| name.clone()));
+                        let standing =
+                            records.into_iter().filter(|(_, record)| record.stands_at(now()));
+                        let placed = standing.filter_map(|(limit, record)| {
+                            let place = limits.iter().position(|one| one.name() == limit.name())?;
+                            Some(((place, name.clone()), record))
+                        });
+                        found.records.extend(placed);
+                    }
+                    Ok(Some(_)) => found.hidden += 1,
+                    Ok(None) => {}
+                    Err(failure) => {
+                        found.failed.get_or_insert(failure);
+                        break 'scan;
+                    }
+                }
+            }
             for names in join_all(keys.iter().map(|key| store.unknown_states(limits, key))).await {
                 match names.map_err(failed) {
                     Ok(names) => found.unknown.extend(names),
@@ -153,10 +200,9 @@ async fn peek<S: Store<AnyAlgorithm, Error = RedisError>>(
     let keyed: Vec<_> = limits.iter().map(|limit| (*limit, caller.into())).collect();
     let verdict = store::apply_to(store, &keyed, Op::Peek, args.cost).await?;
     let denied = verdict.decisions().iter().enumerate().filter(|(_, decision)| !decision.allowed);
-    let limited = denied.filter_map(|(place, &decision)| {
-        // A cost above the capacity is denied to everyone, and no news about this caller.
-        let wait_us = decision.retry_after_us?;
-        Some(Limited { place, caller: caller.to_owned(), wait_us, decision })
+    let limited = denied.map(|(place, &decision)| {
+        let wait_us = decision.retry_after_us;
+        Limited { place, caller: caller.to_owned(), wait_us, decision }
     });
     Ok(limited.collect())
 }
@@ -173,6 +219,20 @@ fn notes(args: &TopArgs, limits: &Limits<AnyAlgorithm>, found: &ScanResult) -> V
              limit's; look by those of a plan with --numbers LIMIT=NUMBERS",
             open.join(", ")
         ));
+    }
+    let below = limits.iter().filter(|limit| limit.algorithm().capacity() < args.cost);
+    let below: Vec<_> = below.map(Limit::name).collect();
+    if !below.is_empty() {
+        notes.push(format!(
+            "a cost of {} is above the capacity of {}, which denies it to every caller: those are listed that have a state or \
+             a record",
+            count(args.cost),
+            below.join(", ")
+        ));
+    }
+    if !found.records.is_empty() {
+        let stand = plural(found.records.len() as u64, "record stands", "records stand");
+        notes.push(format!("{stand} under these limits; list them by ratelimit record list"));
     }
     if found.failed.is_some() {
         notes.push("stopped by an error: this is what was found before it".to_owned());
@@ -212,17 +272,22 @@ fn table(args: &TopArgs, limits: &Limits<AnyAlgorithm>, found: &ScanResult) -> S
     let rows = found.limited.iter().take(args.most).map(|limited| {
         let Limited { place, caller, wait_us, decision } = limited;
         let limit = &limits.as_slice()[*place];
+        let record = found.record_of(limited).map_or(String::new(), described);
         let shadow = if limit.is_shadow() { " (shadow)" } else { "" };
         let locked_out = if is_locked_out(limit, decision) { " (locked out)" } else { "" };
-        vec![
-            printable(&arguments(limit, caller), NAME_CHARS),
+        let mut row = vec![
+            printable(&key_as_arguments(limit, caller), NAME_CHARS),
             format!("{}{locked_out}{shadow}", limit.name()),
             count(decision.remaining),
             count(decision.limit),
-            duration(*wait_us),
-        ]
+            wait_us.map_or("never".to_owned(), duration),
+        ];
+        row.extend((!found.records.is_empty()).then_some(record));
+        row
     });
-    let table = TextTable::new(&["caller", "limit", "#left", "#of", "#retry in"], rows);
+    let mut columns = vec!["caller", "limit", "#left", "#of", "#retry in"];
+    columns.extend((!found.records.is_empty()).then_some("record"));
+    let table = TextTable::new(&columns, rows);
     let hidden = match found.hidden {
         0 => String::new(),
         hidden => format!("; cannot tell for {}", plural(hidden, "hashed key", "hashed keys")),
@@ -241,57 +306,22 @@ fn is_locked_out(limit: &Limit<AnyAlgorithm>, decision: &Decision) -> bool {
     matches!(limit.algorithm(), AnyAlgorithm::Lockout(_)) && decision.remaining == 0
 }
 
-/// A caller as `inspect` takes it: `alice`, or `ip=192.0.2.7 path=/login`.
-fn arguments(limit: &Limit<AnyAlgorithm>, key: &str) -> String {
-    let mut names = limit.identifier_names();
-    let Some(mut shown) = names.next().map(|name| format!("{name}=")) else {
-        return key.to_owned();
-    };
-    // In a key of several identifiers a bar parts their values, and a backslash escapes.
-    let (is_joined, mut chars) = (names.len() > 0, key.chars());
-    while let Some(c) = chars.next() {
-        match c {
-            '|' if is_joined => shown.extend(names.next().map(|name| format!(" {name}="))),
-            '\\' if is_joined => shown.extend(chars.next()),
-            c => shown.push(c),
-        }
-    }
-    shown
-}
-
 fn lines(args: &TopArgs, limits: &Limits<AnyAlgorithm>, found: &ScanResult) -> String {
-    let line = |Limited { place, caller, wait_us, decision }: &Limited| {
+    let line = |limited: &Limited| {
+        let Limited { place, caller, wait_us, decision } = limited;
         let limit = &limits.as_slice()[*place];
         json!({
             "value": caller, "identifiers": limit.identifier_names().collect::<Vec<_>>(),
             "name": limit.name(), "shadow": limit.is_shadow(), "limit": decision.limit,
             "remaining": decision.remaining, "retry_after_us": wait_us,
             "locked_out": is_locked_out(limit, decision),
+            "record": found.record_of(limited).map(fields),
         })
     };
     let totals = json!({
         "limited": found.limited.len(), "callers": found.callers.len(), "keys": found.keys,
-        "hidden_keys": found.hidden, "skipped": found.skipped, "unknown": found.unknown, "max_keys_reached": found.is_cut,
+        "hidden_keys": found.hidden, "records": found.records.len(), "skipped": found.skipped, "unknown": found.unknown, "max_keys_reached": found.is_cut,
         "error": found.failed.as_ref().map(Failure::to_string),
     });
     json_lines(found.limited.iter().take(args.most).map(line).chain([totals]))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_caller_is_shown_as_inspect_takes_it() {
-        for (names, key, shown) in [
-            (&[][..], "a|b", "a|b"),
-            (&["ip"], "a|b", "ip=a|b"),
-            (&["ip", "path"], "192.0.2.7|/login", "ip=192.0.2.7 path=/login"),
-            (&["ip", "path"], "a|b\\|c\\\\", "ip=a path=b|c\\"),
-        ] {
-            let policy = "gcra 1/s".parse().expect("a policy");
-            let limit = Limit::new("limit", policy).and_then(|limit| limit.by(names));
-            assert_eq!(arguments(&limit.expect("a limit"), key), shown);
-        }
-    }
 }

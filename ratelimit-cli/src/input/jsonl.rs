@@ -114,7 +114,7 @@ fn wrong_numbers(found: &Value) -> BadLine {
 }
 
 /// The parser's message with its column but without its line, because the parser sees only one.
-fn reason(error: &serde_json::Error) -> BadLine {
+pub(crate) fn reason(error: &serde_json::Error) -> BadLine {
     let message = error.to_string();
     let place = format!(" at line {} column {}", error.line(), error.column());
     // The message may quote a text of the line.

@@ -11,6 +11,7 @@ use ratelimit_core::{
 
 use super::leases::Leases;
 use crate::input::{BadLine, InputEntry};
+use crate::records::GivenRecord;
 use crate::suggest::with_windows;
 use crate::tally::{Decided, Tally};
 
@@ -42,6 +43,12 @@ impl<'r, S: Store<AnyAlgorithm>> Judge<'r, S> {
             leases: has_leases.then(Leases::default),
             observed: None,
         }
+    }
+
+    /// Counts who is decided by these records, which the store has.
+    pub(crate) fn by_records(mut self, records: &[GivenRecord]) -> Self {
+        self.tally.count_records(records);
+        self
     }
 
     /// Observes what the callers of `limits` need, by these limits [without a
@@ -108,7 +115,10 @@ impl<'r, S: Store<AnyAlgorithm>> Judge<'r, S> {
         };
         let decided = Decided::new((self.limiter, numbers), entry, &verdict);
         if let Some(leases) = &mut self.leases {
-            decided.each().for_each(|one| leases.count(one, entry, verdict.allowed()));
+            // An exempt caller is granted no lease.
+            let tally = &self.tally;
+            let charged = decided.each().filter(|(place, _)| !tally.is_exempt(*place, entry));
+            charged.for_each(|one| leases.count(one, entry, verdict.allowed()));
         }
         self.tally.count(&decided);
         Ok(Ok(verdict))

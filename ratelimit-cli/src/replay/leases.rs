@@ -45,7 +45,8 @@ impl Leases {
         let told = entry.costs.get(limit.name());
         let cost = match entry.op {
             Op::Acquire if allowed && one.allowed => told,
-            Op::Force => told.min(limit.algorithm().capacity().saturating_sub(held())),
+            // The capacity is that of a record, if one stands.
+            Op::Force => told.min(one.limit.saturating_sub(held())),
             Op::Refund => return end_newest(leases, told),
             Op::Reset => return leases.clear(),
             _ => return,

@@ -8,6 +8,7 @@ use serde_json::{Map, Value, json};
 use super::{CALLERS, PATHS};
 use crate::compare::{Comparison, Differing};
 use crate::nearness::Nearness;
+use crate::records;
 use crate::summary::Report;
 use crate::tally::{LimitTally, Offender, Tally};
 use crate::text::in_words;
@@ -30,8 +31,9 @@ pub(crate) fn data(report: &Report<'_>) -> Value {
             "by_limit": tally.by_limit(denials).collect::<BTreeMap<_, _>>(),
             "paths": denials.top_paths(PATHS), "agent": denials.agent(),
             "first_us": denials.first.as_us(), "last_us": denials.last.as_us(),
-            "spells": denials.spells, "denied_for_us": denials.denied_us,
-            "longest_us": denials.longest_us,
+            "spells": denials.spells,
+            "denied_for_us": denials.denied_us().map(|(all_us, _)| all_us),
+            "longest_us": denials.denied_us().map(|(_, longest_us)| longest_us),
         })
     };
     let buckets = tally.timeline.buckets().into_iter().map(|(at, bucket)| {
@@ -45,6 +47,13 @@ pub(crate) fn data(report: &Report<'_>) -> Value {
     let identifiers = tally.identifiers.iter().map(|tally| {
         json!({ "name": tally.name, "callers": tally.callers.len(), "callers_denied": tally.denied() })
     });
+    let records = tally.records().into_iter().take(CALLERS).map(|(limit, key, counts)| {
+        json!({
+            "value": key, "identifiers": limit.identifier_names().collect::<Vec<_>>(),
+            "limit": limit.name(), "record": records::fields(&counts.record),
+            "requests": counts.requests, "denied": counts.denied,
+        })
+    });
     json!({
         "title": report.title, "notes": report.notes,
         "span_us": tally.span.map(|(first, last)| [first.as_us(), last.as_us()]),
@@ -55,6 +64,7 @@ pub(crate) fn data(report: &Report<'_>) -> Value {
         "bucket_us": tally.timeline.width_us(), "buckets": buckets.collect::<Vec<_>>(),
         "identifiers": identifiers.collect::<Vec<_>>(),
         "denied_callers": tally.offenders(CALLERS).iter().map(caller).collect::<Vec<_>>(),
+        "records": records.collect::<Vec<_>>(),
         "comparison": report.comparison.map(|(name, comparison)| comparison_section(name, comparison)),
     })
 }

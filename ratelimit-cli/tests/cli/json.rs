@@ -58,7 +58,7 @@ fn policy() -> String {
     };
     let policy: String = AnyAlgorithm::NAMES.iter().map(of_each).collect();
     policy
-        + &limit("trial", "ip", "gcra 3/h", "shadow = true\nwarn = \"80%\"")
+        + &limit("trial", "ip", "gcra 3/h", "shadow = true\nwarn = \"80%\"\noverridable = true")
         + &limit("per-user", "user", "gcra 3/h", "when = { user = \"*\" }")
 }
 
@@ -82,6 +82,12 @@ fn the_help_of_each_command_names_every_field_of_its_json() {
         &["replay", "--json", "--compare", "other.toml", "input"],
         &["nearness", "spells", "differing_callers", "callers_denied", "when"],
     );
+    let record = "{\"value\":\"0\",\"limit\":\"trial\",\"record\":{\"blocked\":true}}";
+    scene.write("records.jsonl", record);
+    described(
+        &["replay", "--json", "--records", "records.jsonl", "input"],
+        &["records", "record", "numbers", "blocked", "exempt", "until_us"],
+    );
     described(
         &["replay", "--decisions", "-", "input"],
         &["at_us", "retry_after_us", "shadow", "limits"],
@@ -94,13 +100,19 @@ fn the_help_of_each_command_names_every_field_of_its_json() {
         &["suggest", "--json", "--target", "0%", "input"],
         &["now", "proposed", "callers_denied_together"],
     );
+    let policy = ["--policy", "policy.toml", "--store", &url];
+    let set = ["record", "set", "ip=a", "--limit", "trial", "--blocked", "--forever"];
+    scene.run(&[&set[..], &policy].concat()).exits(0);
     for _ in 0..4 {
         on_server(&["check", "ip=a", "user=b"], &["keys", "limits", "shadow"]);
     }
     let states =
         ["tat_us", "tokens", "start_us", "buckets", "previous", "entries", "metadata", "leases"];
-    on_server(&["inspect", "ip=a", "user=b"], &[&states[..], &["locked_out_until_us"]].concat());
-    on_server(&["top"], &["value", "identifiers", "locked_out", "skipped", "max_keys_reached"]);
+    on_server(
+        &["inspect", "ip=a", "user=b"],
+        &[&states[..], &["locked_out_until_us", "record"]].concat(),
+    );
+    on_server(&["top"], &["value", "record", "until_us", "locked_out", "skipped", "records"]);
     // A state from the future of the server's clock.
     let future = [4_000_000_000_000_000, 0, 3_999_999_999_999_999];
     write_gcra(&server, "rl:1::{a}", "gcra", future);

@@ -12,6 +12,7 @@ mod json;
 mod make_access_log;
 mod numbers;
 mod order;
+mod records;
 #[cfg(all(feature = "fred", feature = "redis"))]
 mod redis;
 mod replay;

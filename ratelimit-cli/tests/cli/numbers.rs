@@ -108,5 +108,5 @@ fn callers_on_a_server_are_looked_at_by_given_numbers() {
     let by_policy = top(&[]);
     by_policy.says(&["1 limited now", "numbers of their own under bucket", "--numbers"]);
     assert!(top(&gold).out.contains("0 limited now"));
-    top(&["--numbers", "bucket=1/h burst 2", "--cost", "3"]).says(&["0 limited now"]);
+    top(&["--numbers", "bucket=1/h burst 2", "--cost", "3"]).says(&["1 limited now", "never"]);
 }

@@ -259,6 +259,13 @@ fn records_of_a_caller_are_set_shown_listed_and_cleared_with_a_line_for_the_log(
     let line = &run(&["list", "--json"]).exits(0).json()[0];
     let record = json!({ "numbers": null, "blocked": true, "exempt": false, "until_us": null });
     assert_eq!((&line["value"], &line["record"]), (&json!("alice"), &record));
+    // A replay reads what is listed.
+    scene.write("records.jsonl", run(&["list", "--json"]).out);
+    scene.write("input", "{\"at_us\":5,\"keys\":{\"user\":\"alice\"}}\n");
+    let replay = ["--records", "records.jsonl", "input"];
+    scene.replay(&replay).exits(0).says(&["user=alice", "blocked for ever", "never"]);
+    let on_server = ["--store", &url, "--records", "records.jsonl", "input"];
+    scene.replay(&on_server).exits(2).says(&["--records: ", "in memory only; leave --store out"]);
     scene.command("reset", &["user=alice", "--store", &url]).exits(0);
     check(1);
     run(&[&["clear"], &alice[..]].concat()).says(&["none by ops (before: blocked for ever)"]);

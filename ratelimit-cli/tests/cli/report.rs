@@ -177,8 +177,8 @@ fn a_spell_of_denials_ends_with_an_admission_or_with_the_longest_wait_of_its_las
         (60_800, 1), // in the same spell
         (61_000, 1),
         (61_500, 1), // denied for 500 ms
-        (65_000, 6), // denied always, which is no wait
-        (70_000, 3),
+        (65_000, 6), // denied for ever
+        (70_000, 3), // which this ends after 5 s
         (70_000, 5), // denied for 3 s
         (71_000, 1), // which this ends after 1 s
         (80_000, 5),
@@ -187,7 +187,20 @@ fn a_spell_of_denials_ends_with_an_admission_or_with_the_longest_wait_of_its_las
     let scene = Scene::with(&(BUCKET.to_owned() + window), trace.map(line).concat());
     let caller = &scene.replay(&["--json", "input"]).json()[0]["denied_callers"][0];
     let told = ["spells", "denied_for_us", "longest_us"].map(|field| number(caller, field));
-    assert_eq!(told, [5, 42_000_000, 40_000_000]);
+    assert_eq!(told, [5, 47_000_000, 40_000_000]);
+}
+
+#[test]
+fn a_caller_that_is_denied_for_ever_waits_for_ever() {
+    let line =
+        |ms: u64, cost: u64| format!("{{\"at_us\":{ms}000,\"key\":\"k\",\"cost\":{cost}}}\n");
+    let scene = Scene::with(BUCKET, [line(1, 5), line(1, 1), line(9_000, 6)].concat());
+    let ran = scene.replay(&["--json", "--report", "out.html", "input"]).exits(0);
+    let caller = &ran.json()[0]["denied_callers"][0];
+    let told = ["spells", "denied_for_us", "longest_us"].map(|field| caller[field].clone());
+    assert_eq!(told, [json!(2), json!(null), json!(null)]);
+    assert!(scene.read("out.html").contains(">never</td>"), "the page says never");
+    scene.replay(&["input"]).exits(0).says(&["  never  "]);
 }
 
 #[test]

@@ -38,7 +38,7 @@ fn those_who_are_limited_now_are_listed_on_one_server_and_on_every_node_of_a_clu
             charge(&scene, &url, &["--prefix", mode]);
             let lines = top(&scene, &url, &["--prefix", mode, "--count", "1", "--pause", "1us"]);
             assert_eq!(callers(&lines), ["a b}%", "acme/dave", "carol"], "{url}: {lines:?}");
-            let totals = json!({ "limited": 3, "callers": 4, "keys": 4, "hidden_keys": 0, "skipped": 0, "unknown": [], "max_keys_reached": false, "error": null });
+            let totals = json!({ "limited": 3, "callers": 4, "keys": 4, "hidden_keys": 0, "records": 0, "skipped": 0, "unknown": [], "max_keys_reached": false, "error": null });
             assert_eq!(lines[3], totals, "{url}");
             let wait = lines[0]["retry_after_us"].as_u64().expect("a wait");
             assert!((3_000_000_000..=3_600_000_000).contains(&wait), "{wait}");
@@ -69,6 +69,58 @@ fn who_is_locked_out_is_told_and_until_when() {
     let of = |account: &str| scene.command("inspect", &[account, "--store", &url]).exits(0);
     of("account=alice").says(&["lockouts 1", "locked_out_until 2"]);
     of("account=bob").says(&["count 2", "lockouts 0"]).lacks("locked_out_until");
+}
+
+#[test]
+fn callers_with_records_and_those_denied_for_ever_are_listed_longest_wait_first() {
+    let server = RedisServer::start().expect("a server");
+    let url = server.url();
+    let scene = Scene::new(&limit("api", "user", "gcra 10/h", "burst = 10\noverridable = true"));
+    let run = |words: &[&str]| {
+        scene.run(&[words, &["--policy", "policy.toml", "--store", &url]].concat())
+    };
+    let set = |user: &str, change: &[&str]| {
+        run(&[&["record", "set", user, "--limit", "api", "--replace"], change].concat()).exits(0);
+    };
+    let check = |user: &str, cost: &str| run(&["check", user, "--cost", cost]).exits(0);
+    for (user, cost) in
+        [("user=used", "10"), ("user=open", "1"), ("user=exempt", "10"), ("user=small", "9")]
+    {
+        check(user, cost);
+    }
+    set("user=blocked", &["--blocked", "--forever"]); // without a state
+    set("user=nothing", &["--numbers", "0/s", "--forever"]);
+    set("user=exempt", &["--exempt", "--forever"]);
+    set("user=later", &["--blocked", "--for", "2h"]);
+    set("user=small", &["--numbers", "1/h burst 1", "--for", "9h"]);
+    let lines = top(&scene, &url, &[]);
+    let told = |line: &Value| {
+        (line["value"].as_str().expect("a caller").to_owned(), line["retry_after_us"].is_null())
+    };
+    let due =
+        [("blocked", true), ("nothing", true), ("later", false), ("small", false), ("used", false)];
+    // What small has used, it has used under its numbers, too.
+    let told: Vec<_> = lines[..lines.len() - 1].iter().map(told).collect();
+    let mut sorted = told.clone();
+    sorted.sort_by_key(|(_, never)| !never);
+    assert_eq!(told, sorted);
+    let names: std::collections::BTreeSet<_> =
+        told.iter().map(|(name, never)| (&**name, *never)).collect();
+    assert_eq!(names, due.into_iter().collect());
+    assert_eq!(lines[0]["record"]["blocked"], json!(true));
+    let used = lines.iter().find(|line| line["value"] == "used").expect("limited");
+    assert!(used["record"].is_null());
+    let totals = lines.last().expect("totals");
+    assert_eq!((&totals["limited"], &totals["records"]), (&json!(5), &json!(5)));
+    run(&["top"]).says(&["never", "blocked for ever", "gcra 1/h burst 1 until", "5 records stand"]);
+    // Above the capacity: those that have a state or a record, but no others.
+    let lines = top(&scene, &url, &["--cost", "11"]);
+    let never =
+        lines.iter().filter(|line| line["value"].is_string() && line["retry_after_us"].is_null());
+    assert_eq!(never.count(), 6, "{lines:?}");
+    run(&["top", "--cost", "11"]).says(&["a cost of 11 is above the capacity of api"]);
+    run(&["inspect", "user=blocked"])
+        .says(&["denies for ever: a record blocks", "record: blocked for ever"]);
 }
 
 #[test]
