@@ -6,10 +6,11 @@ use std::fs;
 use std::path::Path;
 
 use ratelimit_core::store::{Batch, RecordStore as _};
-use ratelimit_core::{AnyAlgorithm, DynError, Limit, Limits, Record, Store, Verdict};
+use ratelimit_core::{AnyAlgorithm, DynError, Limits, Store, Verdict};
 use ratelimit_memory::MemoryStore;
 
 use crate::failure::Failure;
+use crate::records::{self, GivenRecord};
 
 #[cfg(feature = "_servers")]
 mod servers;
@@ -99,6 +100,28 @@ impl StoreUrl {
             }
         }
     }
+
+    /// A new store in memory with these records, as far as these limits decide by them. Some may
+    /// have ended by its clock: a replay decides at other times.
+    pub(crate) async fn open_with(
+        &self,
+        records: &[GivenRecord],
+        limits: &Limits<AnyAlgorithm>,
+    ) -> Result<Opened, Failure> {
+        if *self != Self::Memory {
+            let refused =
+                "--records: a replay decides by records in memory only; leave --store out";
+            return Err(Failure::input(refused));
+        }
+        let store = memory();
+        for limit in limits {
+            for (key, record) in records::of(records, limit) {
+                let put = store.exchange_record(limit, key, None, Some(record)).await;
+                put.map_err(|error| Failure::store("--records", &error))?;
+            }
+        }
+        Ok(Opened::Memory(Box::new(store)))
+    }
 }
 
 /// A store in memory or on a server.
@@ -115,25 +138,6 @@ impl Opened {
             Self::Memory(store) => store.overflowed(),
             #[cfg(feature = "_servers")]
             Self::Redis(_) => 0,
-        }
-    }
-
-    /// Puts a record of a replay into the store. It may have ended by the store's clock.
-    pub(crate) async fn put_record(
-        &self,
-        limit: &Limit<AnyAlgorithm>,
-        key: &str,
-        record: &Record<AnyAlgorithm>,
-    ) -> Result<(), Failure> {
-        match self {
-            Self::Memory(store) => {
-                let put = store.exchange_record(limit, key, None, Some(record)).await;
-                put.map(drop).map_err(|error| Failure::store("--records", &error))
-            }
-            #[cfg(feature = "_servers")]
-            Self::Redis(_) => Err(Failure::input(
-                "--records: a replay decides by records in memory only; leave --store out",
-            )),
         }
     }
 }

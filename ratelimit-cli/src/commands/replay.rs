@@ -13,10 +13,11 @@ use crate::failure::Failure;
 use crate::input::is_dash;
 use crate::interrupt::Interrupt;
 use crate::nearness::MAX_CALLERS;
+use crate::records::{self, GivenRecord};
 use crate::replay::{Judge, Reading, Replay, ReplayOutcome, ReplayedRequests};
 use crate::store::{self, StoreUrl};
 use crate::summary::{self, Report, WARNING};
-use crate::{files, policy, records, report, suggest, text};
+use crate::{files, policy, report, suggest, text};
 
 pub(super) fn run(args: &ReplayArgs) -> Result<u8, Failure> {
     check_dashes(args)?;
@@ -35,29 +36,26 @@ pub(super) fn run(args: &ReplayArgs) -> Result<u8, Failure> {
     let (outcome, report) = store::block_on(async {
         let limiter = async |url: &StoreUrl,
                              limits: &Limits<AnyAlgorithm>,
-                             prefix: &str|
+                             prefix: &str,
+                             records: &[GivenRecord]|
                -> Result<_, Failure> {
-            let store = url.open(prefix, || Ok(None), limits).await?;
-            for limit in limits {
-                for (key, record) in records::of(&records, limit) {
-                    store.put_record(limit, key, record).await?;
-                }
-            }
+            let store = match records {
+                [] => url.open(prefix, || Ok(None), limits).await?,
+                _ => url.open_with(records, limits).await?,
+            };
             Ok(RateLimiter::new(limits.clone(), store).allow_unlimited())
         };
-        let this = limiter(&url, &limits, &prefix).await?;
+        let this = limiter(&url, &limits, &prefix, &records).await?;
         let other = match &other {
-            Some(limits) => Some(limiter(&url, limits, &format!("{prefix}-other")).await?),
+            Some(limits) => {
+                Some(limiter(&url, limits, &format!("{prefix}-other"), &records).await?)
+            }
             None => None,
         };
         let (decisions, report) = files::outputs(args)?;
         let unbounded = suggest::unbounded(&limits);
         let unbounded = unbounded.map_err(|error| Failure::input(error.to_string()))?;
-        let needs = RateLimiter::new(
-            unbounded.clone(),
-            StoreUrl::Memory.open("", || Ok(None), &unbounded).await?,
-        );
-        let needs = needs.allow_unlimited();
+        let needs = limiter(&StoreUrl::Memory, &unbounded, "", &[]).await?;
         let (forgets, nearness) = (url != StoreUrl::Memory, is_detailed.then_some(MAX_CALLERS));
         let replay = Replay {
             this: Judge::new(&this, nearness, forgets).by_records(&records),
