@@ -98,7 +98,7 @@ impl Traffic {
     fn quiet_readers(&mut self) {
         for reader in 0..260 {
             let ip = match reader % 4 {
-                3 => format!("2001:db8:{:x}::{:x}", self.random.below(4_096), reader),
+                3 => format!("2001:db8:{:x}:{:x}::1", self.random.below(4_096), reader),
                 _ => format!("198.51.100.{}", reader % 250 + 1),
             };
             let agent = if reader % 2 == 0 { FIREFOX } else { SAFARI };
@@ -176,7 +176,7 @@ impl Traffic {
         }
         for n in 0..240_u64 {
             // From a whole network of addresses: only the user is one.
-            let ip = format!("2001:db8:b0b::{:x}", n % 16);
+            let ip = format!("2001:db8:b0b:{:x}::1", n % 16);
             let path = format!("/api/orders?page={}", n % 7);
             self.get(3_000 + n / 3, &ip, "bob", &path, "bob-sync/0.3");
         }

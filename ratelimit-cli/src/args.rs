@@ -6,7 +6,9 @@ use std::time::{Duration, SystemTime};
 use clap::{Args, Parser, Subcommand};
 use clap_complete::Shell;
 
-use crate::input::{FormatArg, UnitArg};
+use crate::input::{
+    FormatArg, JsonFields, LineTimeArg, LogFormat, LogOptions, OwnFormat, Source, UnitArg,
+};
 use crate::suggest::DeniedShare;
 
 /// Try rate limits on yesterday's traffic, and look into the ones in use.
@@ -34,6 +36,9 @@ pub(crate) enum Command {
     /// Report the mistakes of a policy. Exits with 2 if there are any.
     #[command(after_long_help = include_str!("help/lint.txt"))]
     Lint(LintArgs),
+    /// List the formats of logs, or show what an input would be read as.
+    #[command(after_long_help = include_str!("help/formats.txt"))]
+    Formats(FormatsArgs),
     /// Check one request now, and charge it. Exits with 1 if it is denied.
     #[command(after_long_help = include_str!("help/check.txt"))]
     Check(CheckArgs),
@@ -72,16 +77,52 @@ pub(crate) enum Command {
     },
 }
 
-/// A policy, and what to replay against it.
+/// How an input is read.
 #[derive(Debug, Args)]
-pub(crate) struct LogArgs {
-    /// The policy: a TOML document of `[[limit]]` tables; `-` for standard input.
-    #[arg(long, value_name = "POLICY.toml")]
-    pub(crate) policy: PathBuf,
-
+pub(crate) struct FormatArgs {
     /// The format of the input.
     #[arg(long, value_enum, default_value_t = FormatArg::Auto)]
     pub(crate) format: FormatArg,
+
+    /// The format of a log's lines, as the configuration of its server has it.
+    ///
+    /// As nginx writes it (`$remote_addr - $remote_user [$time_local] "$request" $status`), Apache
+    /// (`%h %l %u %t "%r" %>s`) or goaccess (`%h %^[%d:%t %^] "%r" %s`).
+    #[arg(long, value_name = "STRING", conflicts_with = "format", value_parser = LogFormat::parse)]
+    pub(crate) log_format: Option<LogFormat>,
+
+    /// Where the fields of a log are whose lines are JSON objects, such as
+    /// `ip=request.client_ip,time=ts,duration=took:ms`.
+    ///
+    /// The fields are ip, forwarded (a list of addresses), user, time, request, method, path, host,
+    /// agent and duration (`:s`, `:ms`, `:us` or `:ns`). `a|b` is the first of two that is there.
+    #[arg(long, value_name = "LIST", conflicts_with_all = ["format", "log_format"], value_parser = JsonFields::parse)]
+    pub(crate) fields: Option<JsonFields>,
+
+    /// A further identifier of a log's requests, and where it stands: `tenant=$http_x_tenant`. May
+    /// be repeated.
+    ///
+    /// A field by its name in the format (`$http_x_tenant`, `%{X-Tenant}i`, a path in JSON, a
+    /// column of W3C; of an access log ip, user, time, request, status, size, referrer, agent or
+    /// host), or
+    /// `path~EXPRESSION`, whose first group is the identifier: `tenant=path~^/t/([^/]+)`.
+    #[arg(long = "identifier", value_name = "NAME=FIELD", value_parser = identifier)]
+    pub(crate) identifiers: Vec<(String, Source)>,
+
+    /// The length of the network that an IPv6 address is counted by, as in the HTTP layer.
+    #[arg(long, value_name = "BITS", default_value_t = 64, value_parser = clap::value_parser!(u8).range(1..=128))]
+    pub(crate) ipv6_prefix: u8,
+
+    /// What the time of a log's line is.
+    ///
+    /// Without, it is what the server of a named format writes; of an access log the end if its
+    /// durations have decimals, as nginx writes them, and otherwise the arrival.
+    #[arg(long, value_enum, value_name = "TIME")]
+    pub(crate) line_time: Option<LineTimeArg>,
+
+    /// Decide a log whose lines are in no order of time, in the order of its lines.
+    #[arg(long)]
+    pub(crate) unsorted: bool,
 
     /// The unit of the number at the end of an access log's lines, which is the duration of the
     /// request.
@@ -90,6 +131,17 @@ pub(crate) struct LogArgs {
     /// limits are left out where the input has no durations.
     #[arg(long, value_enum, value_name = "UNIT")]
     pub(crate) duration_unit: Option<UnitArg>,
+}
+
+/// A policy, and what to replay against it.
+#[derive(Debug, Args)]
+pub(crate) struct LogArgs {
+    /// The policy: a TOML document of `[[limit]]` tables; `-` for standard input.
+    #[arg(long, value_name = "POLICY.toml")]
+    pub(crate) policy: PathBuf,
+
+    #[command(flatten)]
+    pub(crate) format: FormatArgs,
 
     /// The access logs or traces, plain or gzipped; `-` for standard input.
     ///
@@ -100,12 +152,37 @@ pub(crate) struct LogArgs {
     pub(crate) inputs: Vec<PathBuf>,
 }
 
-impl LogArgs {
-    /// The names of all inputs.
-    pub(crate) fn names(&self) -> String {
-        let names = self.inputs.iter().map(|input| input.display().to_string());
-        names.collect::<Vec<_>>().join(", ")
+impl FormatArgs {
+    /// How the lines of logs are read.
+    pub(crate) fn options(&self) -> LogOptions {
+        LogOptions {
+            unit: self.duration_unit,
+            line_time: self.line_time,
+            ipv6_prefix: self.ipv6_prefix,
+            identifiers: self.identifiers.clone(),
+            keeps_agents: false,
+        }
     }
+
+    /// The format that the user describes.
+    pub(crate) fn own_format(&self) -> Option<OwnFormat> {
+        let text = self.log_format.clone().map(OwnFormat::Text);
+        text.or_else(|| self.fields.clone().map(OwnFormat::Json))
+    }
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct FormatsArgs {
+    #[command(flatten)]
+    pub(crate) format: FormatArgs,
+
+    /// The access log or trace whose first requests are shown, as they would be read.
+    #[arg(value_name = "INPUT")]
+    pub(crate) inputs: Vec<PathBuf>,
+
+    /// One line of JSON instead of a table.
+    #[arg(long)]
+    pub(crate) json: bool,
 }
 
 #[derive(Debug, Args)]
@@ -408,6 +485,27 @@ pub(crate) struct HealArgs {
     /// List the states, and change nothing.
     #[arg(long)]
     pub(crate) dry_run: bool,
+}
+
+/// The name of an identifier, and where it stands.
+fn identifier(text: &str) -> Result<(String, Source), String> {
+    let (name, source) = text
+        .split_once('=')
+        .filter(|(name, source)| !name.is_empty() && !source.is_empty())
+        .ok_or("it is no NAME=FIELD, such as tenant=$http_x_tenant")?;
+    let source = match source.strip_prefix("path~") {
+        Some(expression) => {
+            let expression = regex::Regex::new(expression).map_err(|error| error.to_string())?;
+            if expression.captures_len() < 2 {
+                return Err(
+                    "its expression has no group (…), which would be the identifier".to_owned()
+                );
+            }
+            Source::InPath(expression)
+        }
+        None => Source::Field(source.to_owned()),
+    };
+    Ok((name.to_owned(), source))
 }
 
 /// A prefix that leaves the tag of a key to the store, which refuses all others.

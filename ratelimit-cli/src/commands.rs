@@ -23,6 +23,7 @@ use crate::text::quote;
 
 mod check;
 mod documents;
+mod formats;
 #[cfg(feature = "_servers")]
 mod heal;
 #[cfg(feature = "_servers")]
@@ -46,6 +47,7 @@ pub(crate) fn run(command: &Command) -> Result<u8, Failure> {
     match command {
         Command::Replay(args) => replay::run(args),
         Command::Check(args) => check::run(args),
+        Command::Formats(args) => formats::run(args),
         Command::Lint(args) => lint::run(args),
         Command::Suggest(args) => suggest::run(args),
         Command::Schema => documents::schema(),

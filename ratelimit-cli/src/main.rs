@@ -7,7 +7,7 @@
 //! | `input`, `input/` | turning a file into requests |
 //! | `replay`, `replay/` | deciding them, one after another |
 //! | `decision_line` | the bytes of a decision |
-//! | `tally`, `timeline`, `nearness`, `compare` | the counts of a replay |
+//! | `tally`, `timeline`, `nearness`, `frequent`, `compare` | the counts of a replay |
 //! | `store`, `store/` | memory, or a server if the tool is built with a client for it |
 //! | `records` | records of callers, in words, as JSON and from a file |
 //! | `suggest` | finding limits that deny few callers |
@@ -31,6 +31,7 @@ mod compare;
 mod decision_line;
 mod failure;
 mod files;
+mod frequent;
 mod input;
 mod interrupt;
 mod nearness;

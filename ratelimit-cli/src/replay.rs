@@ -47,13 +47,15 @@ pub(crate) struct Decisions {
 pub(crate) struct ReplayOutcome {
     pub(crate) tally: Tally,
     /// The input's format; `None` if no line decided it.
-    pub(crate) format: Option<&'static str>,
+    pub(crate) format: Option<String>,
     pub(crate) order: Order,
     /// What ended the replay before it had decided the whole input.
     pub(crate) ended: Result<(), Failure>,
     pub(crate) elapsed: Duration,
     /// Why keys were left behind that were to be reset; empty if the store had failed before.
     pub(crate) left_behind: Option<String>,
+    /// Whether nothing was decided, or so little that no number says anything.
+    pub(crate) is_void: bool,
     /// The other policy's result.
     pub(crate) comparison: Option<Comparison>,
 }
@@ -77,12 +79,19 @@ impl<S: Store<AnyAlgorithm>> Replay<'_, S> {
             (trouble.bad_lines, trouble.refused);
         this.tally.end_spells();
         let skipped = trouble.skipped();
+        let mut is_void = this.tally.decisions() == 0;
         if ended.is_ok() && this.tally.decisions() == 0 && skipped > 0 {
-            let (name, asked) = (&requests.names, requests.asked);
+            let (name, asked) = (requests.names(), requests.asked);
             ended = Err(match trouble.refused {
-                0 => no_request(name, asked, format, trouble.bad_lines),
+                0 if asked == FormatArg::Auto && format.is_none() => requests.unknown(),
+                0 => no_request(name, asked, format.clone(), trouble.bad_lines),
                 refused => all_refused(name, refused, trouble.bad_lines),
             });
+        } else if let Some(failure) = requests.mostly_unread().filter(|_| ended.is_ok()) {
+            is_void = true;
+            ended = Err(failure);
+        } else if ended.is_ok() && order.is_shuffled(this.tally.decisions()) && !requests.unsorted {
+            ended = Err(shuffled(requests.names(), order));
         }
         trouble.bar.finish_and_clear();
         let told = skipped - trouble.untold;
@@ -108,7 +117,8 @@ impl<S: Store<AnyAlgorithm>> Replay<'_, S> {
             });
         }
         let comparison = other.map(|other| Comparison { tally: other.tally, ..comparison });
-        ReplayOutcome { tally: this.tally, format, order, ended, elapsed, left_behind, comparison }
+        let tally = this.tally;
+        ReplayOutcome { tally, format, order, ended, elapsed, left_behind, is_void, comparison }
     }
 
     /// Decides all requests, one after the other.
@@ -164,19 +174,24 @@ impl<S: Store<AnyAlgorithm>> Replay<'_, S> {
 }
 
 /// The error of an input without a request: it is not a log, or it was read in the wrong format.
-fn no_request(name: &str, asked: FormatArg, format: Option<&str>, bad_lines: u64) -> Failure {
+fn no_request(name: &str, asked: FormatArg, format: Option<String>, bad_lines: u64) -> Failure {
     let bad_lines = plural(bad_lines, "bad line", "bad lines");
     let (as_format, remedy) = match (asked, format) {
-        (FormatArg::Auto, None) => {
-            (String::new(), "its format is not known; name it with --format combined, jsonl or csv")
-        }
         (_, Some(format)) => (
             format!(" as {format}"),
             "mend them, or name its format with --format if it is another",
         ),
-        (_, None) => (" as CSV trace".to_owned(), "begin it with a header: at_us,key,cost,op"),
+        (FormatArg::Csv, None) => {
+            (" as CSV trace".to_owned(), "begin it with a header: at_us,key,cost,op")
+        }
+        (asked, None) => (format!(" as {}", asked.name()), "name another format, or none"),
     };
     Failure::input(format!("{name}: no line of it is a request{as_format} ({bad_lines}); {remedy}"))
+}
+
+/// The error of a log whose lines are in no order of time.
+fn shuffled(name: &str, order: Order) -> Failure {
+    Failure::input(format!("{name}: {}; or decide them late, with --unsorted", order.lateness()))
 }
 
 /// The error of an input whose operations the store refuses without exception.
@@ -206,6 +221,8 @@ pub(crate) struct Trouble {
     /// Operations that the store does not support.
     refused: u64,
     order: Order,
+    /// The lines that wait to be sorted in, of all inputs.
+    waiting: usize,
 }
 
 impl Trouble {
@@ -266,11 +283,14 @@ impl Trouble {
 
 #[cfg(test)]
 mod tests {
+    use std::ffi::OsStr;
+
+    use clap::Parser as _;
     use ratelimit_core::RateLimiter;
     use ratelimit_memory::MemoryStore;
 
     use super::*;
-    use crate::args::LogArgs;
+    use crate::args::{Cli, Command, FormatsArgs};
 
     #[test]
     fn a_store_that_fails_ends_the_replay_with_the_line_and_what_was_decided() {
@@ -282,9 +302,11 @@ mod tests {
         let input = scene.path().join("input");
         let line = |n| format!("{{\"at_us\":{n},\"key\":\"k{n}\"}}\n");
         std::fs::write(&input, (0..100).map(line).collect::<String>()).expect("writes");
-        let (format, inputs) = (FormatArg::Auto, vec![input]);
-        let log = LogArgs { policy: PathBuf::new(), format, duration_unit: None, inputs };
-        let opened = ReplayedRequests::open(&log, &Interrupt::default(), Reading::default());
+        let words = ["ratelimit", "formats"].map(OsStr::new);
+        let args = Cli::parse_from(words.into_iter().chain([input.as_os_str()]));
+        let Command::Formats(FormatsArgs { format, inputs, .. }) = args.command else { panic!() };
+        let (interrupt, how) = (Interrupt::default(), Reading::default());
+        let opened = ReplayedRequests::open(&inputs, &format, &interrupt, how);
         let requests = opened.unwrap_or_else(|failure| panic!("{failure}"));
         let this = Judge::new(limiter, None, false);
         let replay = Replay { this, other: None, needs: None, requests, decisions: None };

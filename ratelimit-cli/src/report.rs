@@ -154,10 +154,12 @@ fn offender_rows(tally: &Tally, offender: &Offender<'_>) -> Markup {
                 details {
                     summary {
                         (by_limit(tally, denials))
-                        @for (path, denied) in denials.top_paths(PATHS) {
-                            " · " (printable(path, NAME_CHARS)) "\u{a0}×" (count(denied))
+                        @for (path, denied) in denials.paths.top(PATHS) {
+                            " · " (printable(path, NAME_CHARS)) "\u{a0}"
+                            @if denied.others > 0 { "≤\u{2009}" }
+                            "×" (count(denied.most))
                         }
-                        @if let Some(agent) = denials.agent() { " · " (printable(agent, NAME_CHARS)) }
+                        @if let Some(agent) = &denials.agent { " · " (printable(agent, NAME_CHARS)) }
                     }
                     @for line in &denials.lines { pre { (line) } }
                 }

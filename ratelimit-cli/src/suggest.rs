@@ -8,7 +8,7 @@
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, HashMap};
 
-use ratelimit_core::{Algorithm, AnyAlgorithm, ConfigError, Limit, LimitCosts, Limits};
+use ratelimit_core::{Algorithm, AnyAlgorithm, ConfigError, Limit, LimitCosts, Limits, Timestamp};
 
 use crate::nearness::Nearness;
 use crate::text::decimal;
@@ -186,6 +186,25 @@ fn with_capacity(algorithm: &AnyAlgorithm, capacity: u64) -> Option<AnyAlgorithm
     words.join(" ").parse().ok()
 }
 
+/// The limits that recover in full within a second, so that a log in whole seconds tells too little
+/// of them.
+pub(crate) fn finer_than_a_second(limits: &Limits<AnyAlgorithm>) -> Option<String> {
+    let at = Timestamp::saturating_from_us(1 << 50);
+    let is_finer = |limit: &&Limit<AnyAlgorithm>| {
+        let algorithm = limit.algorithm();
+        let full = algorithm.step(None, at, algorithm.capacity());
+        !algorithm.has_leases() && full.decision.reset_after_us < 1_000_000
+    };
+    let names: Vec<_> = limits.iter().filter(is_finer).map(Limit::name).collect();
+    (!names.is_empty()).then(|| {
+        format!(
+            "{}: finer than the times of the log, which are whole seconds: the requests of a second count as \
+             simultaneous, so more are denied here than were the times exact",
+            names.join(", ")
+        )
+    })
+}
+
 /// The smallest capacity beside the debt: one window of a calendar pays all that may be owed.
 fn least_capacity(algorithm: &AnyAlgorithm) -> u64 {
     match algorithm {
@@ -221,6 +240,11 @@ impl DeniedShare {
         let (whole, millionths) = decimal(number).filter(|_| is_exact).ok_or_else(refused)?;
         let part = whole.saturating_mul(1_000_000).saturating_add(millionths.unwrap_or(0));
         if part <= Self::WHOLE { Ok(Self(part)) } else { Err(refused()) }
+    }
+
+    /// Whether it is more than 0%.
+    pub(crate) const fn is_some_share(self) -> bool {
+        self.0 > 0
     }
 
     /// The most that this share of a number is, in whole ones.

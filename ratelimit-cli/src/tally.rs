@@ -10,7 +10,8 @@ use ratelimit_core::{
 };
 
 use crate::caller::{BARE_NAME, Caller, check_names, names};
-use crate::input::{InputEntry, agent};
+use crate::frequent::Frequent;
+use crate::input::{InputEntry, line_text};
 use crate::nearness::Nearness;
 use crate::records::{self, GivenRecord};
 use crate::suggest::Needs;
@@ -21,7 +22,7 @@ const MAX_NAMES: usize = 16;
 /// How many denied lines are kept of a caller, and of all callers together.
 pub(crate) const LINES: usize = 10;
 const MAX_LINES: usize = 100_000;
-/// How many paths of a caller are counted, each for itself.
+/// How many paths of a caller are counted.
 const MAX_PATHS: usize = 100;
 
 /// The counts of a replay.
@@ -134,7 +135,9 @@ pub(crate) struct Denials {
     /// Those denials by the position of the limit in the policy.
     by_limit: BTreeMap<usize, u64>,
     /// Those denials by path, if lines are kept.
-    paths: HashMap<Box<str>, u64>,
+    pub(crate) paths: Frequent,
+    /// The user agent of the first of them that tells one, if lines are kept.
+    pub(crate) agent: Option<String>,
     /// The lines of the first of them, if lines are kept.
     pub(crate) lines: Vec<String>,
     /// The spells of denials. A spell begins with a denied request, and ends when the wait of its
@@ -180,20 +183,6 @@ impl Denials {
     /// How long the spells were, all together, and the longest; `None` if one has no end.
     pub(crate) fn denied_us(&self) -> Option<(u64, u64)> {
         (!self.is_endless).then_some((self.denied_us, self.longest_us))
-    }
-
-    /// The paths with the most denials, and how many each has.
-    pub(crate) fn top_paths(&self, most: usize) -> Vec<(&str, u64)> {
-        let mut paths: Vec<_> =
-            self.paths.iter().map(|(path, denied)| (&**path, *denied)).collect();
-        paths.sort_unstable_by_key(|(path, denied)| (Reverse(*denied), *path));
-        paths.truncate(most);
-        paths
-    }
-
-    /// The user agent in the first line that has one.
-    pub(crate) fn agent(&self) -> Option<&str> {
-        self.lines.iter().find_map(|line| agent(line))
     }
 }
 
@@ -378,13 +367,14 @@ impl Tally {
             denials.denied(entry.at, until);
             let Some(line) = &entry.line else { continue };
             if denials.lines.len() < LINES && self.kept_lines < MAX_LINES {
-                denials.lines.push(line.clone());
+                denials.lines.push(line_text(line));
                 self.kept_lines += 1;
             }
-            if let Some(path) = entry.caller.identifier("path")
-                && (denials.paths.len() < MAX_PATHS || denials.paths.contains_key(path))
-            {
-                *denials.paths.entry(path.into()).or_default() += 1;
+            if denials.agent.is_none() {
+                denials.agent.clone_from(&entry.agent);
+            }
+            if let Some(path) = entry.caller.identifier("path") {
+                denials.paths.count(path, MAX_PATHS);
             }
         }
     }

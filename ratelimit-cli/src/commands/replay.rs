@@ -28,7 +28,8 @@ pub(super) fn run(args: &ReplayArgs) -> Result<u8, Failure> {
     let url = StoreUrl::parse(&args.store)?;
     let is_detailed = args.report.is_some() || args.json;
     let how = Reading { strict: args.strict, silent: false, keeps_lines: is_detailed };
-    let mut requests = ReplayedRequests::open(&args.log, &Interrupt::catch()?, how)?;
+    let mut requests =
+        ReplayedRequests::open(&args.log.inputs, &args.log.format, &Interrupt::catch()?, how)?;
     let (limits, note) = requests.applicable(limits)?;
     let (other, other_note) = other.map(|other| requests.applicable(other)).transpose()?.unzip();
     // Its own: concurrent replays must not see each other's states.
@@ -85,7 +86,9 @@ pub(super) fn run(args: &ReplayArgs) -> Result<u8, Failure> {
             "the keys of this replay were not removed{why}. They begin with {prefix} and expire by themselves"
         )
     });
-    let notes = [outcome.order.note(), note, other_note, left].into_iter().flatten().collect();
+    let fine = outcome.order.is_in_seconds.then(|| suggest::finer_than_a_second(&limits)).flatten();
+    let notes =
+        [outcome.order.note(), fine, note, other_note, left].into_iter().flatten().collect();
     finish(args, &url, outcome, notes, report)
 }
 
@@ -97,7 +100,7 @@ fn finish(
     mut notes: Vec<String>,
     report: Option<File>,
 ) -> Result<u8, Failure> {
-    let ReplayOutcome { tally, format, ended, elapsed, comparison, .. } = outcome;
+    let ReplayOutcome { tally, format, ended, elapsed, is_void, comparison, .. } = outcome;
     let other = comparison.as_ref().map(|comparison| &comparison.tally);
     for (path, tally) in
         iter::once((&args.log.policy, &tally)).chain(args.compare.iter().zip(other))
@@ -117,17 +120,18 @@ fn finish(
         }
         Err(Failure::BrokenPipe) => return Err(Failure::BrokenPipe),
         // There is nothing to sum up, only a note about what was left behind.
-        Err(_) if tally.decisions() == 0 && !args.json && report.is_none() => {
+        Err(_) if is_void && !args.json && report.is_none() => {
             for note in notes {
                 let _ = writeln!(io::stderr(), "note: {note}");
             }
             return ended.map(|()| 0);
         }
-        Err(failure) if tally.decisions() == 0 => notes.push(failure.to_string()),
+        Err(failure) if is_void => notes.push(failure.to_string()),
         Err(_) => notes.push("stopped by an error: this is what was decided so far".to_owned()),
     }
     let inputs: Vec<_> = args.log.inputs.iter().map(|input| printable_path(input)).collect();
-    let format = format.unwrap_or(if tally.bad_lines > 0 { "unknown format" } else { "no lines" });
+    let unknown = if tally.bad_lines > 0 { "unknown format" } else { "no lines" };
+    let format = format.unwrap_or_else(|| unknown.to_owned());
     let title =
         format!("{} ({format}) against {}", inputs.join(", "), printable_path(&args.log.policy));
     let decisions = text::plural(tally.decisions(), "decision", "decisions");

@@ -7,16 +7,16 @@ use ratelimit_core::{Algorithm as _, AnyAlgorithm, ConfigError, Limit, Limits, R
 use ratelimit_memory::MemoryStore;
 use serde_json::json;
 
-use crate::args::SuggestArgs;
+use crate::args::{LogArgs, SuggestArgs};
 use crate::caller::list_identifiers;
 use crate::decision_line::json_lines;
 use crate::failure::Failure;
 use crate::input::is_dash;
 use crate::interrupt::Interrupt;
 use crate::replay::{Judge, Reading, Replay, ReplayOutcome, ReplayedRequests};
-use crate::suggest::{Needs, setting, unbounded, with_algorithm};
+use crate::suggest::{Needs, finer_than_a_second, setting, unbounded, with_algorithm};
 use crate::table::TextTable;
-use crate::text::{count, in_words, share};
+use crate::text::{count, in_words, plural, share};
 use crate::{policy, store};
 
 /// One limit, and what is proposed for it.
@@ -30,14 +30,20 @@ struct Row<'l> {
 }
 
 pub(super) fn run(args: &SuggestArgs) -> Result<u8, Failure> {
-    if args.log.inputs.iter().any(|input| is_dash(input)) {
-        return Err(Failure::input("INPUT -: the log is read twice; name a file"));
+    let LogArgs { inputs, format, .. } = &args.log;
+    for input in inputs {
+        // A pipe has nothing left the second time.
+        let is_pipe = is_dash(input) || input.metadata().is_ok_and(|data| !data.is_file());
+        if is_pipe && !input.is_dir() {
+            let what = "the log is read twice, and a pipe only once; name a file";
+            return Err(Failure::input(format!("INPUT {}: {what}", input.display())));
+        }
     }
     let (name, text) = policy::text(&args.log.policy)?;
     let limits = policy::parse(&name, &text)?;
     let interrupt = Interrupt::catch()?;
     pollster::block_on(async {
-        let mut requests = ReplayedRequests::open(&args.log, &interrupt, Reading::default())?;
+        let mut requests = ReplayedRequests::open(inputs, format, &interrupt, Reading::default())?;
         let (limits, left_out) = requests.applicable(limits)?;
         let wrong = |error| Failure::input(format!("no proposal: {error}"));
         let observing = limiter(unbounded(&limits).map_err(wrong)?);
@@ -56,7 +62,7 @@ pub(super) fn run(args: &SuggestArgs) -> Result<u8, Failure> {
         });
         let mut rows: Vec<_> = rows.collect();
         let again = Reading { silent: true, ..Reading::default() };
-        let again = ReplayedRequests::open(&args.log, &interrupt, again)?;
+        let again = ReplayedRequests::open(inputs, format, &interrupt, again)?;
         let proposed = limiter(proposal(&limits, &rows).map_err(wrong)?);
         let second = replay(Judge::new(&proposed, Some(usize::MAX), false), again).await?;
         for (row, counts) in rows.iter_mut().zip(&second.tally.limits) {
@@ -72,7 +78,13 @@ pub(super) fn run(args: &SuggestArgs) -> Result<u8, Failure> {
                 File::create_new(path).and_then(|mut file| file.write_all(proposed.as_bytes()));
             written.map_err(|error| Failure::writing(path, &error))?;
         }
-        let notes = second.order.note().into_iter().chain(left_out);
+        let fine = second.order.is_in_seconds.then(|| finer_than_a_second(&limits)).flatten();
+        let most = rows.iter().map(|row| row.needs.callers()).max().unwrap_or(0);
+        let none = (args.target.is_some_share() && args.target.part_of(most) == 0).then(|| {
+            let callers = plural(most, "caller", "callers");
+            format!("--target allows to deny none of {callers}; raise it to leave some out")
+        });
+        let notes = second.order.note().into_iter().chain(fine).chain(none).chain(left_out);
         let notes = notes.fold(String::new(), |text, note| text + "note: " + &note + "\n\n");
         let out = if args.json {
             // Standard output has a line per limit.
@@ -148,7 +160,8 @@ fn table(args: &SuggestArgs, notes: &str, rows: &[Row<'_>]) -> String {
     };
     let columns = ["name", "#callers", "now", "#denied", "write", "#denied", "#with the others"];
     let table = TextTable::new(&columns, rows.iter().map(line)).text();
-    args.log.names()
+    let names = args.log.inputs.iter().map(|input| input.display().to_string());
+    names.collect::<Vec<_>>().join(", ")
         + "\n\n"
         + notes
         + &table

@@ -17,8 +17,24 @@ pub(crate) struct InputEntry {
     pub(crate) op: Op,
     /// How long the request took, if the input tells.
     pub(crate) duration_us: Option<u64>,
+    /// The user agent, if it is to be shown.
+    pub(crate) agent: Option<String>,
     /// Its line, if it is to be shown.
-    pub(crate) line: Option<String>,
+    pub(crate) line: Option<Box<[u8]>>,
+}
+
+/// The most bytes of a line that are kept, and the most characters that are shown.
+const LINE_BYTES: usize = 1_600;
+const LINE_CHARS: usize = 400;
+
+/// What is kept of a line that may be shown.
+pub(crate) fn kept_line(line: &[u8]) -> Box<[u8]> {
+    line[..line.len().min(LINE_BYTES)].into()
+}
+
+/// The line as it is shown.
+pub(crate) fn line_text(line: &[u8]) -> String {
+    printable(&String::from_utf8_lossy(line), LINE_CHARS)
 }
 
 /// In place of a limit's name: all limits whose costs are not told.

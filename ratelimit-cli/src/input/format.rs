@@ -1,12 +1,15 @@
-//! [`Detector`]: finds the format of an input from the first line that parses in one, so that a
-//! broken line before it affects nothing else.
+//! [`Detector`]: finds the format of an input from the first line that is a request in one, so that
+//! a broken line before it affects nothing else.
 
-use super::access_log::{AccessLog, UnitArg};
+use std::rc::Rc;
+
 use super::csv::{self, Csv};
-use super::entry::{BadLine, NAMED_BAD_LINES, TOO_LONG};
+use super::entry::{BadLine, NAMED_BAD_LINES, TOO_LONG, kept_line};
+use super::found::LogOptions;
 use super::jsonl;
 use super::lines::Line;
-use super::parser::{FormatArg, Parser};
+use super::parser::{FormatArg, OwnFormat, Parser, Reader};
+use super::w3c;
 
 /// The number of lines after which the format counts as unknown.
 pub(crate) const LINES: u64 = 1_000;
@@ -18,8 +21,11 @@ type BadLines = Vec<(u64, BadLine)>;
 pub(crate) struct Detector {
     /// What the user declared. Even an input declared as CSV needs a header.
     pub(crate) format: FormatArg,
-    /// The unit of an access log's durations.
-    unit: Option<UnitArg>,
+    /// The format that the user describes, in place of a name.
+    own: Option<OwnFormat>,
+    options: Rc<LogOptions>,
+    /// The first line, or its beginning.
+    pub(crate) first: Option<Box<[u8]>>,
     /// The format that the lines so far resemble.
     likely: FormatArg,
     /// The bad lines so far, each with the format that it resembles. Those behind the first
@@ -28,35 +34,58 @@ pub(crate) struct Detector {
 }
 
 impl Detector {
-    pub(crate) fn new(format: FormatArg, unit: Option<UnitArg>) -> Self {
+    pub(crate) fn new(format: FormatArg, own: Option<OwnFormat>, options: Rc<LogOptions>) -> Self {
         let is_csv = format == FormatArg::Csv;
         let likely = if is_csv { FormatArg::Csv } else { FormatArg::Combined };
-        Self { format, unit, likely, bad: Vec::new() }
+        Self { format, own, options, first: None, likely, bad: Vec::new() }
     }
 
-    /// Examines a line that is not blank: the parser of its format, and the bad lines before it. Of
-    /// a CSV trace it is the header, which is consumed. A header that cannot be used is an error.
+    /// Examines a line that is not blank: the parser of its format, and the bad lines before it. A
+    /// header is consumed. One that cannot be used is an error.
     pub(crate) fn look(&mut self, line: Line<'_>) -> Result<Option<(Parser, BadLines)>, BadLine> {
-        let (bytes, is_csv) = (line.bytes.unwrap_or_default(), self.format == FormatArg::Csv);
+        let bytes = line.bytes.unwrap_or_default();
+        if let Some(own) = &self.own {
+            let parser = Parser::own(own, bytes, &self.options)?;
+            return Ok(Some((parser, Vec::new())));
+        }
+        let is_auto = self.format == FormatArg::Auto;
+        let with = |reader, format| Some(Parser::new(reader, format, None, &self.options));
         // The order matters: a request in a log may contain commas, and so may text in JSON.
-        let found = if !is_csv && AccessLog::new(self.unit).parse(bytes).is_ok() {
-            (FormatArg::Combined, Parser::AccessLog(AccessLog::new(self.unit)))
-        } else if !is_csv && jsonl::is_record(bytes) {
-            // A record with errors belongs to a trace, too.
-            (FormatArg::Jsonl, Parser::Jsonl)
-        } else if let Some(csv) = Csv::under(bytes)? {
-            (FormatArg::Csv, Parser::Csv(csv))
+        let found = if let FormatArg::Jsonl | FormatArg::Csv = self.format {
+            None
         } else {
+            Parser::find(self.format, bytes, &self.options)?
+        };
+        let is_csv = self.format == FormatArg::Csv;
+        let found = if found.is_some() {
+            found
+        } else if self.format == FormatArg::Jsonl || is_auto && jsonl::is_record(bytes) {
+            // A record with errors belongs to a trace, too.
+            with(Reader::Jsonl, FormatArg::Jsonl)
+        } else if (is_auto || is_csv)
+            && let Some(csv) = Csv::under(bytes)?
+        {
+            with(Reader::Csv(csv), FormatArg::Csv)
+        } else {
+            None
+        };
+        let Some(mut parser) = found else {
+            // The lines above the one that names the fields.
+            if w3c::is_directive(bytes) && !is_csv {
+                return Ok(None);
+            }
             if bytes.trim_ascii_start().starts_with(b"{") && !is_csv {
                 self.likely = FormatArg::Jsonl;
             } else if bytes.windows(5).any(|five| five == b"at_us") {
                 self.likely = FormatArg::Csv;
             }
+            self.first.get_or_insert_with(|| kept_line(bytes));
             let kept = line.bytes.filter(|_| (self.bad.len() as u64) < NAMED_BAD_LINES);
             self.bad.push((line.number, kept.map(<[u8]>::to_vec), self.likely));
             return Ok(None);
         };
-        Ok(Some((found.1, self.before(Some(found.0)))))
+        let before = self.before(Some(&mut parser));
+        Ok(Some((parser, before)))
     }
 
     /// Whether the detector has examined enough lines to give up.
@@ -76,15 +105,21 @@ impl Detector {
     }
 
     /// The lines so far, each with its error in a format.
-    fn before(&mut self, format: Option<FormatArg>) -> BadLines {
-        let judged = |(number, bytes, likely): (u64, Option<Vec<u8>>, _)| {
-            let bad = match (bytes, Parser::for_format(format.unwrap_or(likely), self.unit)) {
-                (None, _) => TOO_LONG.to_owned(),
-                (Some(bytes), Some(mut parser)) => parser.parse(&bytes).err()?,
-                (Some(bytes), None) => csv::no_header(&bytes),
+    fn before(&mut self, mut found: Option<&mut Parser>) -> BadLines {
+        let options = Rc::clone(&self.options);
+        let mut judged = |(number, bytes, likely): (u64, Option<Vec<u8>>, _)| {
+            let Some(bytes) = bytes else { return Some((number, TOO_LONG.to_owned())) };
+            let bad = match &mut found {
+                Some(parser) => parser.explain(&bytes),
+                None => match Parser::to_explain(likely, &options) {
+                    Some(mut parser) => Some(parser.explain(&bytes).unwrap_or_else(|| {
+                        format!("is a line of a {}, which is not asked for", parser.name())
+                    })),
+                    None => Some(csv::no_header(&bytes)),
+                },
             };
-            Some((number, bad))
+            Some((number, bad?))
         };
-        std::mem::take(&mut self.bad).into_iter().filter_map(judged).collect()
+        std::mem::take(&mut self.bad).into_iter().filter_map(&mut judged).collect()
     }
 }

@@ -85,6 +85,7 @@ pub(crate) fn parse(line: &[u8]) -> Result<InputEntry, BadLine> {
         numbers,
         op: record.op.map_or(Ok(Op::Acquire), |name| op(&name))?,
         duration_us: record.duration_us.map(|us| number("duration_us", &us)).transpose()?,
+        agent: None,
         line: None,
     })
 }

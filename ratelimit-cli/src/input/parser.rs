@@ -1,57 +1,417 @@
-//! [`Parser`]: reads the lines of one format.
+//! [`Parser`]: reads the lines of one format, and [`FormatArg`], the formats that are known by
+//! name.
+
+use std::borrow::Cow;
+use std::rc::Rc;
+use std::sync::LazyLock;
 
 use clap::ValueEnum;
+use regex::bytes::Regex;
 
-use super::access_log::{AccessLog, UnitArg};
-use super::csv::Csv;
+use super::access_log::AccessLog;
+use super::csv::{self, Csv};
 use super::entry::{BadLine, InputEntry};
+use super::envelope::Envelope;
+use super::found::{LineTimeArg, LogOptions};
+use super::json_log::{JsonFields, JsonLog};
 use super::jsonl;
+use super::log_format::{FormattedLog, LogFormat};
+use super::moment::Moments;
+use super::w3c::{self, W3c};
+use How::{Json, Text};
 
 /// A format, as the command line names it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum FormatArg {
     /// Decided by the first line of a known format.
     Auto,
-    /// An access log in Common or Combined format.
+    /// An access log in Common or Combined format, with or without a virtual host in front.
     Combined,
+    /// The ingress controller of nginx in Kubernetes.
+    Ingress,
+    /// Traefik, as text.
+    Traefik,
+    /// Traefik, as JSON.
+    TraefikJson,
+    /// Caddy.
+    Caddy,
+    /// Envoy's and Istio's default text.
+    Envoy,
+    /// Envoy, as JSON with the fields of Istio.
+    EnvoyJson,
+    /// `HAProxy`, HTTP.
+    Haproxy,
+    /// Application load balancers of AWS.
+    Alb,
+    /// Classic load balancers of AWS.
+    Elb,
+    /// Server access logs of Amazon S3.
+    S3,
+    /// Fields named by `#Fields:`, as of IIS and `CloudFront`.
+    W3c,
+    /// Squid's native format.
+    Squid,
+    /// uWSGI's default.
+    Uwsgi,
+    /// HTTP requests of Cloudflare Logpush.
+    Cloudflare,
+    /// HTTP load balancers of Google Cloud.
+    Gcp,
     /// A trace, one JSON object per line.
     Jsonl,
     /// A trace as CSV with a header.
     Csv,
 }
 
+/// How the lines of a named format differ from others, and how they are read.
+enum How {
+    Text(&'static str),
+    Json(&'static str),
+}
+
+/// The formats that have a description; of those that a line fits, the first is its format. In
+/// strings as nginx has them, `$_` is left out.
+const DESCRIBED: [(FormatArg, LineTimeArg, How); 16] = {
+    use FormatArg as F;
+    use LineTimeArg::{Arrival, End};
+    [
+        (
+            F::Ingress,
+            End,
+            Text(
+                "$remote_addr - $remote_user [$time_local] \"$request\" $status $_ \"$http_referer\" \
+                 \"$http_user_agent\" $request_length $request_time [$proxy_upstream_name] [$_] $upstream_addr $_ \
+                 $_ $_ $req_id",
+            ),
+        ),
+        (
+            F::Traefik,
+            Arrival,
+            Text(
+                "$remote_addr - $remote_user [$time_local] \"$request\" $status $_ \"$http_referer\" \
+                 \"$http_user_agent\" $_ \"$router\" \"$server\" ${duration_ms}ms",
+            ),
+        ),
+        (
+            F::Envoy,
+            Arrival,
+            Text(
+                "[$time_iso8601] \"$request\" $status $response_flags $_ $_ $duration_ms $_ \"$remote_addr\" \
+                 \"$http_user_agent\" \"$request_id\" \"$host\" \"$upstream_host\"",
+            ),
+        ),
+        // Istio's has more fields.
+        (
+            F::Envoy,
+            Arrival,
+            Text(
+                "[$time_iso8601] \"$request\" $status $response_flags $_ $_ \"$_\" $_ $_ $duration_ms $_ \
+                 \"$remote_addr\" \"$http_user_agent\" \"$request_id\" \"$host\" \"$upstream_host\" $_ $_ $_ \
+                 $proxy_add_x_forwarded_for $_ $route",
+            ),
+        ),
+        (
+            F::Haproxy,
+            Arrival,
+            Text(
+                "$remote_addr [$time_local] $frontend $backend/$server $_/$_/$_/$_/$duration_ms $status $_ $_ $_ \
+                 $termination_state $_/$_/$_/$_/$_ $_/$_ \"$request\"",
+            ),
+        ),
+        // With captured headers.
+        (
+            F::Haproxy,
+            Arrival,
+            Text(
+                "$remote_addr [$time_local] $frontend $backend/$server $_/$_/$_/$_/$duration_ms $status $_ $_ $_ \
+                 $termination_state $_/$_/$_/$_/$_ $_/$_ {$captured_headers} \"$request\"",
+            ),
+        ),
+        (
+            F::Alb,
+            End,
+            Text(
+                "$type $time_iso8601 $elb $remote_addr $target $request_time $request_time $request_time $status $_ \
+                 $_ $_ \"$request\" \"$http_user_agent\" $_ $ssl_protocol $target_group $_",
+            ),
+        ),
+        (
+            F::Elb,
+            Arrival,
+            Text(
+                "$time_iso8601 $elb $remote_addr $target $request_time $request_time $request_time $status $_ $_ $_ \
+                 \"$request\" \"$http_user_agent\" $_ $ssl_protocol",
+            ),
+        ),
+        (
+            F::S3,
+            Arrival,
+            Text(
+                "$owner $bucket [$time_local] $remote_addr $remote_user $request_id $operation $key \"$request\" \
+                 $status $_ $_ $_ $duration_ms $_ \"$http_referer\" \"$http_user_agent\" $_",
+            ),
+        ),
+        (
+            F::Squid,
+            End,
+            Text(
+                "$msec $duration_ms $remote_addr $result/$status $_ $request_method $request_uri $remote_user \
+                 $hierarchy",
+            ),
+        ),
+        (
+            F::Uwsgi,
+            Arrival,
+            Text(
+                "[pid: $_] $remote_addr ($remote_user) {$_} [$time_local] $request_method $request_uri => \
+                 generated $_ bytes in $duration_ms msecs ($_ $status) $_",
+            ),
+        ),
+        (
+            F::Caddy,
+            End,
+            Json(
+                "ip=request.client_ip|request.remote_ip|request.remote_addr,time=ts,user=user_id,\
+                 method=request.method,path=request.uri,host=request.host,\
+                 agent=request.headers.User-Agent,duration=duration",
+            ),
+        ),
+        (
+            F::TraefikJson,
+            Arrival,
+            Json(
+                "ip=ClientHost,time=StartUTC|time,user=ClientUsername,method=RequestMethod,path=RequestPath,\
+                 host=RequestHost,agent=request_User-Agent,duration=Duration:ns",
+            ),
+        ),
+        (
+            F::Cloudflare,
+            Arrival,
+            Json(
+                "ip=ClientIP,time=EdgeStartTimestamp,method=ClientRequestMethod,\
+                 path=ClientRequestURI|ClientRequestPath,host=ClientRequestHost,agent=ClientRequestUserAgent",
+            ),
+        ),
+        (
+            F::Gcp,
+            Arrival,
+            Json(
+                "ip=httpRequest.remoteIp,time=timestamp,method=httpRequest.requestMethod,\
+                 path=httpRequest.requestUrl,agent=httpRequest.userAgent,duration=httpRequest.latency",
+            ),
+        ),
+        (
+            F::EnvoyJson,
+            Arrival,
+            Json(
+                "ip=x_forwarded_for|downstream_remote_address,time=start_time,method=method,path=path,\
+                 host=authority,agent=user_agent,duration=duration:ms",
+            ),
+        ),
+    ]
+};
+
+/// The same, ready to read; of a text, with the expression of a whole line. A test reads each.
+static KNOWN: LazyLock<Vec<(FormatArg, OwnFormat, Option<Regex>)>> = LazyLock::new(|| {
+    let known = |(format, line_time, how): &(FormatArg, LineTimeArg, How)| {
+        Some(match how {
+            Text(text) => {
+                let own = LogFormat::parse(text).ok()?.at(*line_time);
+                let whole = own.whole_line()?;
+                (*format, OwnFormat::Text(own), Some(whole))
+            }
+            Json(fields) => {
+                let own = JsonFields::parse(fields).ok()?.at(*line_time);
+                (*format, OwnFormat::Json(own), None)
+            }
+        })
+    };
+    DESCRIBED.iter().filter_map(known).collect()
+});
+
 /// The parser of one format's lines.
-pub(crate) enum Parser {
+pub(crate) struct Parser {
+    reader: Reader,
+    /// What ships the lines, if something does.
+    envelope: Option<Envelope>,
+    format: FormatArg,
+    moments: Moments,
+    options: Rc<LogOptions>,
+}
+
+pub(super) enum Reader {
     AccessLog(AccessLog),
+    Formatted(FormattedLog),
+    Json(JsonLog),
+    W3c(W3c),
     Jsonl,
     Csv(Csv),
 }
 
+/// A format that the user describes.
+#[derive(Clone, Debug)]
+pub(crate) enum OwnFormat {
+    Text(LogFormat),
+    Json(JsonFields),
+}
+
 impl Parser {
-    /// The parser of a format; `None` if the format depends on the input.
-    pub(crate) fn for_format(format: FormatArg, unit: Option<UnitArg>) -> Option<Self> {
-        match format {
-            FormatArg::Jsonl => Some(Self::Jsonl),
-            FormatArg::Combined => Some(Self::AccessLog(AccessLog::new(unit))),
-            FormatArg::Csv | FormatArg::Auto => None,
+    pub(super) fn new(
+        reader: Reader,
+        format: FormatArg,
+        envelope: Option<Envelope>,
+        options: &Rc<LogOptions>,
+    ) -> Self {
+        let options = Rc::clone(options);
+        Self { reader, envelope, format, moments: Moments::default(), options }
+    }
+
+    /// The parser of a format that the user describes, whose lines are shipped like this one.
+    pub(super) fn own(
+        format: &OwnFormat,
+        line: &[u8],
+        options: &Rc<LogOptions>,
+    ) -> Result<Self, BadLine> {
+        let envelope = Envelope::find(line);
+        let (reader, format) = match format {
+            OwnFormat::Text(format) => {
+                (Reader::Formatted(format.reader(options)?), FormatArg::Auto)
+            }
+            OwnFormat::Json(fields) => (Reader::Json(fields.reader(options)), FormatArg::Auto),
+        };
+        Ok(Self::new(reader, format, envelope, options))
+    }
+
+    /// The parser of the format of a line, among those asked for: the first in which it is a
+    /// request. `None` if there is none.
+    pub(super) fn find(
+        asked: FormatArg,
+        line: &[u8],
+        options: &Rc<LogOptions>,
+    ) -> Result<Option<Self>, BadLine> {
+        let envelope = Envelope::find(line);
+        let opened = envelope.and_then(|envelope| envelope.open(line));
+        let inner = opened.unwrap_or(Cow::Borrowed(line));
+        let is_asked = |format: FormatArg| asked == FormatArg::Auto || asked == format;
+        let is_json = inner.starts_with(b"{");
+        for (format, own, whole) in &*KNOWN {
+            if !is_asked(*format) {
+                continue;
+            }
+            let reader = match (own, whole) {
+                // Another format may have the same beginning.
+                (OwnFormat::Text(format), Some(whole)) if whole.is_match(&inner) => {
+                    Reader::Formatted(format.reader(options)?)
+                }
+                (OwnFormat::Json(fields), _) if is_json => Reader::Json(fields.reader(options)),
+                _ => continue,
+            };
+            let mut parser = Self::new(reader, *format, envelope, options);
+            if parser.parse(line).is_ok() {
+                return Ok(Some(parser));
+            }
+        }
+        if is_asked(FormatArg::W3c)
+            && let Some(reader) = W3c::under(&inner, options)?
+        {
+            return Ok(Some(Self::new(Reader::W3c(reader), FormatArg::W3c, envelope, options)));
+        }
+        if is_asked(FormatArg::Combined) {
+            // Whether it is one does not depend on what the user wants of it.
+            let plain = Rc::new(LogOptions { identifiers: Vec::new(), ..(**options).clone() });
+            let reader = Reader::AccessLog(AccessLog::new(&plain)?);
+            let mut parser = Self::new(reader, FormatArg::Combined, envelope, &plain);
+            if parser.parse(line).is_ok() {
+                let reader = Reader::AccessLog(AccessLog::new(options)?);
+                return Ok(Some(Self::new(reader, FormatArg::Combined, envelope, options)));
+            }
+        }
+        Ok(None)
+    }
+
+    /// The parser that names the faults of lines in a format; `None` if the format has none without
+    /// a header.
+    pub(super) fn to_explain(format: FormatArg, options: &Rc<LogOptions>) -> Option<Self> {
+        let reader = match format {
+            FormatArg::Jsonl => Reader::Jsonl,
+            FormatArg::Csv | FormatArg::W3c => return None,
+            _ => Reader::AccessLog(AccessLog::new(&LogOptions::default()).ok()?),
+        };
+        Some(Self::new(reader, format, None, options))
+    }
+
+    /// Parses a line. `None` if it is a directive, and no request.
+    pub(crate) fn parse(&mut self, line: &[u8]) -> Result<Option<InputEntry>, BadLine> {
+        let opened = self.envelope.and_then(|envelope| envelope.open(line));
+        let inner = opened.as_deref().unwrap_or(line);
+        let (found, line_time) = match &mut self.reader {
+            Reader::Jsonl => return jsonl::parse(inner).map(Some),
+            Reader::Csv(csv) => return csv.parse(inner).map(Some),
+            Reader::W3c(log) if w3c::is_directive(inner) => {
+                return log.directive(inner).map(|()| None);
+            }
+            Reader::W3c(log) => (log.find(inner)?, LineTimeArg::End),
+            Reader::Json(log) => (log.find(inner)?, log.line_time()),
+            Reader::Formatted(log) => (log.find(inner)?, log.line_time),
+            Reader::AccessLog(log) => {
+                let found = log.find(inner)?;
+                // nginx writes seconds with decimals, when the request has ended.
+                let is_nginx = found.has_decimals;
+                (found, if is_nginx { LineTimeArg::End } else { LineTimeArg::Arrival })
+            }
+        };
+        found.entry(&mut self.moments, &self.options, line_time).map(Some)
+    }
+
+    /// Why a line above the first request is none.
+    pub(super) fn explain(&mut self, line: &[u8]) -> Option<BadLine> {
+        match &self.reader {
+            Reader::Csv(_) => Some(csv::no_header(line)),
+            Reader::W3c(_) => Some("comes before a line that begins with #Fields:".to_owned()),
+            _ => self.parse(line).err(),
         }
     }
 
-    /// Parses a line.
-    pub(crate) fn parse(&mut self, line: &[u8]) -> Result<InputEntry, BadLine> {
-        match self {
-            Self::AccessLog(parser) => parser.parse(line),
-            Self::Jsonl => jsonl::parse(line),
-            Self::Csv(parser) => parser.parse(line),
-        }
+    /// Whether its lines are requests to a server, and not a trace.
+    pub(crate) const fn is_log(&self) -> bool {
+        !matches!(self.reader, Reader::Jsonl | Reader::Csv(_))
+    }
+
+    /// Whether a number at the end of the lines may be a duration, and has no unit.
+    pub(crate) const fn lacks_unit(&self) -> bool {
+        matches!(&self.reader, Reader::AccessLog(log) if log.lacks_unit)
+    }
+
+    /// Whether the line that told the format is a header, and no request.
+    pub(crate) const fn has_header(&self) -> bool {
+        matches!(self.reader, Reader::W3c(_) | Reader::Csv(_))
     }
 
     /// The format's name, for the summary.
-    pub(crate) const fn name(&self) -> &'static str {
-        match self {
-            Self::AccessLog(_) => "access log",
-            Self::Jsonl => "JSONL trace",
-            Self::Csv(_) => "CSV trace",
-        }
+    pub(crate) fn name(&self) -> String {
+        let name = match (&self.reader, self.format) {
+            (Reader::Jsonl, _) => "JSONL trace",
+            (Reader::Csv(_), _) => "CSV trace",
+            (Reader::AccessLog(log), _) if log.has_hosts => "access log with virtual hosts",
+            (Reader::AccessLog(log), _) if log.has_lists => {
+                "access log, the first of several addresses"
+            }
+            (Reader::AccessLog(_), _) => "access log",
+            (_, FormatArg::Auto) => "log in its own format",
+            (_, format) => return self.shipped(&format!("{} log", format.name())),
+        };
+        self.shipped(name)
+    }
+
+    fn shipped(&self, name: &str) -> String {
+        let by = self.envelope.map_or(String::new(), |envelope| format!(" in {}", envelope.name()));
+        format!("{name}{by}")
+    }
+}
+
+impl FormatArg {
+    /// Its name on the command line.
+    pub(crate) fn name(self) -> String {
+        self.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned())
     }
 }

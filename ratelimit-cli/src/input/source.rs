@@ -1,13 +1,13 @@
 //! The source of the bytes: a file or standard input, plain or gzipped.
 
 use std::fs::File;
-use std::io::{self, BufReader, Cursor, Read};
+use std::io::{self, BufRead, BufReader, Cursor, Read};
 use std::path::Path;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::thread;
 use std::time::Duration;
 
-use flate2::bufread::MultiGzDecoder;
+use flate2::bufread::GzDecoder;
 use indicatif::ProgressBar;
 
 use crate::failure::Failure;
@@ -116,9 +116,38 @@ fn plain(mut input: impl Read + 'static) -> io::Result<Box<dyn Read>> {
     let whole = Cursor::new(magic).chain(input);
     if gzipped {
         let buffered = BufReader::with_capacity(CHUNK_BYTES, whole);
-        return Ok(Box::new(MultiGzDecoder::new(buffered)));
+        return Ok(Box::new(Members { member: Some(GzDecoder::new(buffered)) }));
     }
     Ok(Box::new(whole))
+}
+
+/// The members of a gzip file, one after the other. Behind the last may stand zeros, as on tapes
+/// and of tools that fill blocks.
+struct Members<R: BufRead> {
+    member: Option<GzDecoder<R>>,
+}
+
+impl<R: BufRead> Read for Members<R> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        while let Some(member) = &mut self.member {
+            let read = member.read(buffer)?;
+            if read > 0 || buffer.is_empty() {
+                return Ok(read);
+            }
+            let Some(mut rest) = self.member.take().map(GzDecoder::into_inner) else { break };
+            let is_over = loop {
+                let bytes = rest.fill_buf()?;
+                let zeros = bytes.iter().take_while(|&&byte| byte == 0).count();
+                let (is_empty, is_padding) = (bytes.is_empty(), zeros == bytes.len());
+                rest.consume(zeros);
+                if is_empty || !is_padding {
+                    break is_empty;
+                }
+            };
+            self.member = (!is_over).then(|| GzDecoder::new(rest));
+        }
+        Ok(0)
+    }
 }
 
 /// An error of reading, of which the decoder's say that the data are damaged.

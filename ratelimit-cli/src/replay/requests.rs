@@ -6,7 +6,7 @@
 //! store is asked, and a clock may go back.
 
 use std::collections::BTreeMap;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
 use indicatif::{ProgressBar, ProgressStyle};
@@ -14,21 +14,20 @@ use ratelimit_core::store::Op;
 use ratelimit_core::{Algorithm, AnyAlgorithm, Limit, Limits, Timestamp};
 
 use super::Trouble;
-use crate::args::LogArgs;
+use crate::args::FormatArgs;
 use crate::failure::Failure;
 use crate::input::{
-    DETECTED_LINES, Detector, FormatArg, InputEntry, InputSource, Lines, Parser, TOO_LONG,
+    DETECTED_LINES, Detector, FormatArg, InputEntry, InputSource, Lines, LogOptions, Parser,
+    TOO_LONG, guess, kept_line,
 };
 use crate::interrupt::Interrupt;
-use crate::text::{count, plural, printable};
+use crate::summary::WARNING;
+use crate::text::{count, plural};
 
 /// How far behind an earlier line a line of an access log is sorted in.
 const WINDOW_US: u64 = 5 * 60 * 1_000_000;
 /// The most lines that wait in the window, of all inputs together.
 const WINDOW_LINES: usize = 1_000_000;
-
-/// The most characters of a line that are kept.
-const LINE_CHARS: usize = 400;
 
 /// How inputs are read.
 #[derive(Clone, Copy, Debug, Default)]
@@ -42,12 +41,12 @@ pub(crate) struct Reading {
 }
 
 /// One request, and where it stands.
-pub(super) struct ReplayedRequest {
+pub(crate) struct ReplayedRequest {
     /// The name of its input.
     pub(super) input: Rc<Path>,
     /// The number of its line.
     pub(super) number: u64,
-    pub(super) entry: InputEntry,
+    pub(crate) entry: InputEntry,
 }
 
 /// How far the inputs were out of order.
@@ -62,20 +61,32 @@ pub(crate) struct Order {
     /// Requests that hold a lease for all of its time, because the input does not tell how long
     /// they took, though it does of others.
     pub(crate) endless: u64,
+    /// Whether the times of all lines of access logs are whole seconds, as most servers write them.
+    pub(crate) is_in_seconds: bool,
 }
 
 impl Order {
+    /// Whether more than one request in a hundred came too late, so that the order says nothing.
+    pub(crate) const fn is_shuffled(self, decisions: u64) -> bool {
+        self.late > decisions / 100
+    }
+
+    /// How many lines came too late, and what helps.
+    pub(crate) fn lateness(self) -> String {
+        let (minutes, most) = (WINDOW_US / 60_000_000, count(WINDOW_LINES as u64));
+        let late = plural(self.late, "line", "lines");
+        format!(
+            "{late} came more than {minutes} minutes or {most} lines late and were decided late, so the \
+             numbers are not exact; name the logs of several servers as inputs of their own, or sort them"
+        )
+    }
+
     /// What a reader must know before trusting the rest.
     pub(crate) fn note(self) -> Option<String> {
         let lines = |number| plural(number, "line", "lines");
-        let (late, sorted) = (lines(self.late), lines(self.sorted));
-        let (minutes, most) = (WINDOW_US / 60_000_000, count(WINDOW_LINES as u64));
         let notes = [
-            format!(
-                "WARNING: {late} came more than {minutes} minutes or {most} lines late and were decided late, so the \
-                 numbers below are not exact; name the logs of several servers as inputs of their own, or sort them"
-            ),
-            format!("{sorted} came after a later one and were sorted by time"),
+            format!("{WARNING}{}", self.lateness()),
+            lines(self.sorted) + " came after a later one and were sorted by time",
             lines(self.back)
                 + " of a trace came after a later one; a trace is decided in the order of its lines",
             lines(self.endless)
@@ -95,8 +106,10 @@ pub(crate) struct ReplayedRequests {
     failed: Option<Failure>,
     /// Whether a limit has leases that end with their requests.
     has_leases: bool,
+    /// Whether lines in no order of time are decided all the same.
+    pub(super) unsorted: bool,
     /// The names of all inputs, and the format that the user asked for.
-    pub(super) names: String,
+    names: String,
     pub(super) asked: FormatArg,
     pub(super) trouble: Trouble,
 }
@@ -104,27 +117,33 @@ pub(crate) struct ReplayedRequests {
 impl ReplayedRequests {
     /// Opens the inputs of these names; `-` is standard input.
     pub(crate) fn open(
-        log: &LogArgs,
+        paths: &[PathBuf],
+        format: &FormatArgs,
         interrupt: &Interrupt,
         how: Reading,
     ) -> Result<Self, Failure> {
         let bar = ProgressBar::no_length();
-        let mut inputs = Vec::with_capacity(log.inputs.len());
+        let options = Rc::new(LogOptions { keeps_agents: how.keeps_lines, ..format.options() });
+        let own = format.own_format();
+        let mut inputs = Vec::with_capacity(paths.len());
         let mut total = Some(0_u64);
-        for path in &log.inputs {
+        for path in paths {
             let (source, length) = InputSource::open(path, interrupt.clone(), &bar)?;
             total = total.zip(length).map(|(total, length)| total.saturating_add(length));
             inputs.push(Input {
                 name: path.as_path().into(),
                 lines: Lines::new(source),
-                parser: Parser::for_format(log.format, log.duration_unit),
-                detector: Detector::new(log.format, log.duration_unit),
+                parser: None,
+                detector: Detector::new(format.format, own.clone(), Rc::clone(&options)),
                 has_durations: false,
                 window: BTreeMap::new(),
-                most_lines: WINDOW_LINES / log.inputs.len().max(1),
+                share: WINDOW_LINES / paths.len().max(1),
                 latest: Timestamp::ZERO,
                 left: Timestamp::ZERO,
                 ended: false,
+                has_fractions: false,
+                read: 0,
+                unread: 0,
             });
         }
         let template = match total {
@@ -138,10 +157,28 @@ impl ReplayedRequests {
         }
         bar.set_length(total.unwrap_or_default());
         let (interrupt, several, order) = (interrupt.clone(), inputs.len() > 1, Order::default());
-        let trouble =
-            Trouble { bar, how, interrupt, several, bad_lines: 0, untold: 0, refused: 0, order };
-        let (names, asked) = (log.names(), log.format);
-        Ok(Self { inputs, names, asked, failed: None, has_leases: false, trouble })
+        let trouble = Trouble {
+            bar,
+            how,
+            interrupt,
+            several,
+            bad_lines: 0,
+            untold: 0,
+            refused: 0,
+            order,
+            waiting: 0,
+        };
+        let names: Vec<_> = paths.iter().map(|path| path.display().to_string()).collect();
+        let (names, asked) = (names.join(", "), format.format);
+        Ok(Self {
+            inputs,
+            names,
+            asked,
+            failed: None,
+            has_leases: false,
+            unsorted: format.unsorted,
+            trouble,
+        })
     }
 
     /// The limits that can be tried on these inputs, and what must be said of the others.
@@ -167,8 +204,7 @@ impl ReplayedRequests {
             self.has_leases = true;
             return Ok((limits, None));
         }
-        let lacks_unit =
-            |input: &Input| matches!(&input.parser, Some(Parser::AccessLog(log)) if log.lacks_unit);
+        let lacks_unit = |input: &Input| input.parser.as_ref().is_some_and(Parser::lacks_unit);
         let why = if self.inputs.iter().any(lacks_unit) {
             "the number at the end of the lines has no unit; if it is the duration of the request, add --duration-unit \
              us, ms or s"
@@ -184,18 +220,51 @@ impl ReplayedRequests {
         Ok((others, Some(note + ". It is left out here")))
     }
 
+    /// That nothing tells the format of the inputs, and what their first line seems to be.
+    pub(crate) fn unknown(&self) -> Failure {
+        let of_input = |input: &Input| {
+            let name = input.name.display();
+            Some(format!("{name}: {}", guess(input.detector.first.as_deref()?)))
+        };
+        let guess = self.inputs.iter().find_map(of_input);
+        Failure::input(guess.unwrap_or_else(|| format!("{}: no line is there", self.names)))
+    }
+
+    /// That fewer lines of an input are requests in its format than are not: then the format is
+    /// another, or the file is no log.
+    pub(super) fn mostly_unread(&self) -> Option<Failure> {
+        let input = self.inputs.iter().find(|input| input.unread > input.read)?;
+        let lines = plural(input.read + input.unread, "line", "lines");
+        let format = input.parser.as_ref().map(|parser| format!(" as {}", parser.name()));
+        Some(Failure::input(format!(
+            "{}: only {} of {lines} can be read{}; mend the others, or name the format with --format or --log-format if it is \
+             another (`ratelimit formats` lists them)",
+            input.name.display(),
+            count(input.read),
+            format.unwrap_or_default()
+        )))
+    }
+
+    /// The names of the inputs.
+    pub(crate) fn names(&self) -> &str {
+        &self.names
+    }
+
     /// The format of the inputs, as far as they are known: of the first that has one.
-    pub(super) fn format(&self) -> Option<&'static str> {
+    pub(crate) fn format(&self) -> Option<String> {
         self.inputs.iter().find_map(|input| input.parser.as_ref()).map(Parser::name)
     }
 
-    pub(super) const fn order(&self) -> Order {
+    pub(super) fn order(&self) -> Order {
         let order = self.trouble.order;
-        Order { endless: if self.has_leases { order.endless } else { 0 }, ..order }
+        let endless = if self.has_leases { order.endless } else { 0 };
+        let is_in_seconds =
+            self.inputs.iter().all(|input| input.is_access_log() && !input.has_fractions);
+        Order { endless, is_in_seconds, ..order }
     }
 
     /// The earliest request that no input has given yet; `None` at the end.
-    pub(super) fn next(&mut self) -> Result<Option<ReplayedRequest>, Failure> {
+    pub(crate) fn next(&mut self) -> Result<Option<ReplayedRequest>, Failure> {
         if let Some(failure) = self.failed.take() {
             return Err(failure);
         }
@@ -208,6 +277,7 @@ impl ReplayedRequests {
         Ok(earliest.and_then(|(_, place)| {
             let input = &mut self.inputs[place];
             let ((_, number), entry) = input.window.pop_first()?;
+            self.trouble.waiting -= 1;
             Some(ReplayedRequest { input: Rc::clone(&input.name), number, entry })
         }))
     }
@@ -224,24 +294,31 @@ struct Input {
     has_durations: bool,
     /// What was read: of an access log by time, of a trace by line.
     window: BTreeMap<(Timestamp, u64), InputEntry>,
-    most_lines: usize,
+    /// How many lines may wait even if those of other inputs fill the window.
+    share: usize,
     /// The latest time that was read.
     latest: Timestamp,
     /// The time of the last request that left the window.
     left: Timestamp,
     ended: bool,
+    /// Whether a request came at a fraction of a second.
+    has_fractions: bool,
+    /// How many lines are requests in its format, and how many are not.
+    read: u64,
+    unread: u64,
 }
 
 impl Input {
     const fn is_access_log(&self) -> bool {
-        matches!(self.parser, Some(Parser::AccessLog(_)))
+        matches!(&self.parser, Some(parser) if parser.is_log())
     }
 
     /// The time of the next request.
     fn peek(&mut self, trouble: &mut Trouble) -> Result<Option<Timestamp>, Failure> {
         loop {
             if let Some(((at, _), entry)) = self.window.first_key_value() {
-                let is_full = self.ended || self.window.len() >= self.most_lines;
+                let is_full = self.ended
+                    || trouble.waiting >= WINDOW_LINES && self.window.len() >= self.share;
                 let is_due = is_full || self.latest.saturating_us_since(*at) > WINDOW_US;
                 if is_due || !self.is_access_log() {
                     self.left = self.left.max(entry.at);
@@ -265,6 +342,7 @@ impl Input {
                 trouble.order.back += u64::from(is_behind);
             }
             self.window.insert((place, number), entry);
+            trouble.waiting += 1;
         }
     }
 
@@ -302,33 +380,41 @@ impl Input {
                     };
                     let parser = unknown.insert(found);
                     trouble.before(name, &before)?;
-                    if matches!(parser, Parser::Csv(_)) {
+                    self.unread += before.len() as u64;
+                    if parser.has_header() {
                         continue;
                     }
                     parser
                 }
             };
             match line.bytes.ok_or(TOO_LONG.to_owned()).and_then(|bytes| parser.parse(bytes)) {
-                Ok(mut entry) => {
-                    let text = line.bytes.filter(|_| trouble.how.keeps_lines);
-                    let text = text.map(String::from_utf8_lossy);
-                    entry.line = text.map(|text| printable(&text, LINE_CHARS));
+                Ok(None) => {}
+                Ok(Some(mut entry)) => {
+                    self.read += 1;
+                    self.has_fractions |= entry.at.as_us() % 1_000_000 > 0;
+                    entry.line = line.bytes.filter(|_| trouble.how.keeps_lines).map(kept_line);
                     if entry.op == Op::Acquire {
                         self.has_durations |= entry.duration_us.is_some();
                         trouble.order.endless += u64::from(entry.duration_us.is_none());
                     }
                     return Ok(Some((number, entry)));
                 }
-                Err(bad) => trouble.bad(name, number, &bad)?,
+                Err(bad) => {
+                    trouble.bad(name, number, &bad)?;
+                    self.unread += 1;
+                }
             }
         }
         let gave_up = self.detector.is_at_a_loss();
         trouble.gave_up(name, self.detector.give_up(trouble.names_all()))?;
         if gave_up {
             let lines = plural(DETECTED_LINES, "line", "lines");
-            let remedy = match self.detector.format {
-                FormatArg::Csv => "is a CSV header; begin it with one such as at_us,key,cost,op",
-                _ => "tells its format; name it with --format combined, jsonl or csv",
+            let remedy = match (self.detector.format, &self.detector.first) {
+                (FormatArg::Csv, _) => {
+                    "is a CSV header; begin it with one such as at_us,key,cost,op".to_owned()
+                }
+                (FormatArg::Auto, Some(first)) => format!("is a request: {}", guess(first)),
+                (format, _) => format!("is a request as {}; name another format", format.name()),
             };
             let name = name.display();
             return Err(Failure::input(format!("{name}: none of its first {lines} {remedy}")));

@@ -25,11 +25,13 @@ pub(crate) fn data(report: &Report<'_>) -> Value {
     let tally = report.tally;
     let caller = |offender: &Offender<'_>| {
         let denials = offender.denials;
+        let paths = denials.paths.top(PATHS).into_iter();
+        let paths: Vec<_> = paths.map(|(path, count)| (path, count.most, count.others)).collect();
         json!({
             "identifier": offender.name, "value": offender.value,
             "requests": offender.requests, "denied": denials.requests,
             "by_limit": tally.by_limit(denials).collect::<BTreeMap<_, _>>(),
-            "paths": denials.top_paths(PATHS), "agent": denials.agent(),
+            "paths": paths, "agent": denials.agent,
             "first_us": denials.first.as_us(), "last_us": denials.last.as_us(),
             "spells": denials.spells,
             "denied_for_us": denials.denied_us().map(|(all_us, _)| all_us),

@@ -5,6 +5,7 @@ mod browser;
 mod commands;
 mod common;
 mod decisions;
+mod formats;
 #[cfg(all(feature = "fred", feature = "redis"))]
 mod json;
 #[path = "../../examples/make_access_log.rs"]

@@ -87,21 +87,51 @@ fn jobs() -> Vec<(u64, u64)> {
 }
 
 /// How long a request takes is the last field of a line, if its unit is known: a fraction of
-/// seconds tells it, and a whole number does not.
+/// seconds tells it, and a whole number does not. With a fraction, a line's time is the end.
 #[test]
 fn a_log_tells_how_long_a_request_holds_its_place() {
     let scene = Scene::new(&limit("jobs", "ip", "concurrency 3/30s", ""));
     let (mut named, mut plain) = (String::new(), String::new());
     for (at, took) in jobs() {
         let (at, took) = (at / 1_000_000, took / 1_000_000);
-        named += &line(1, at, &format!(" \"-\" \"x\" {took}.000"));
+        named += &line(1, at + took, &format!(" \"-\" \"x\" {took}.000"));
         plain += &line(1, at, &format!(" \"-\" \"x\" {took}"));
     }
     scene.write("named", named);
     scene.write("plain", plain);
-    let ran = scene.replay(&["named"]).says(&["jobs"]).lacks("note");
+    let ran = scene.replay(&["named"]).says(&["jobs"]).lacks("cannot be replayed");
     let denied =
         |ran: &Ran| ran.out.lines().find(|line| line.contains("denied")).map(str::to_owned);
     assert_eq!(denied(&scene.replay(&["--duration-unit", "s", "plain"])), denied(&ran));
     scene.replay(&["plain"]).says(&["add --duration-unit us, ms or s"]);
+}
+
+/// In no order at all, the lines of a log are refused, unless the user wants them so.
+#[test]
+fn a_log_in_no_order_of_time_is_refused() {
+    let scene = Scene::new(&limit("per-ip", "ip", "gcra 1/s", ""));
+    let shuffled: String = (0..200).map(|n| line(1, n * 7_919 % 200 * 17, "")).collect();
+    scene.write("log", shuffled);
+    let ran = scene.replay(&["log"]).exits(2).says(&["log: ", "minutes", "--unsorted"]);
+    assert!(ran.out.contains("stopped by an error"), "{ran:?}");
+    scene.replay(&["--unsorted", "log"]).exits(0).says(&["WARNING: ", "late"]);
+}
+
+/// 240 requests of 300 are denied that came evenly, because the log says only in which second.
+#[test]
+fn a_limit_finer_than_the_times_of_the_log_is_named() {
+    let limits =
+        limit("fine", "ip", "gcra 10/s", "burst = 1") + &limit("coarse", "ip", "gcra 9/m", "");
+    let scene = Scene::new(&limits);
+    scene.write("log", (0..300).map(|n| line(1, n / 5, "")).collect::<String>());
+    let note = "note: fine: finer than the times of the log";
+    scene.replay(&["log"]).exits(0).says(&[note]).lacks("coarse: finer");
+    scene.command("suggest", &["--target", "0%", "log"]).exits(0).says(&[note]);
+    let kept = "--target allows to deny none of 1 caller";
+    scene.command("suggest", &["--target", "1%", "log"]).exits(0).says(&[kept]);
+    let exact: Vec<_> = (0..300)
+        .map(|n| format!("{{\"at_us\":{},\"keys\":{{\"ip\":\"a\"}}}}\n", n * 200_000))
+        .collect();
+    scene.write("trace", exact.concat());
+    scene.replay(&["trace"]).exits(0).lacks("finer");
 }

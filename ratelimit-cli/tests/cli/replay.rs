@@ -27,9 +27,13 @@ fn bad_lines_are_named_counted_and_skipped_or_with_strict_fatal() {
     assert_eq!(named, [Some("line 2"), Some("line 4")], "{}", ran.err);
     check(&bad, &["--strict"], 2, 1, &["error: input: line 2: "]);
 
-    let many = format!("{GOOD}{}", "{}\n".repeat(1_234));
-    let ran = check(many, &[], 0, 1, &["… and 1,214 bad lines more\n", "bad lines  1,234"]);
+    let many = format!("{}{}", GOOD.repeat(1_234), "{}\n".repeat(1_234));
+    let ran = check(&many, &[], 0, 1_234, &["… and 1,214 bad lines more\n", "bad lines  1,234"]);
     assert_eq!(ran.err.lines().count(), 21, "{}", ran.err);
+    // With more bad lines than good ones there is nothing to sum up.
+    let ran =
+        check(many + "{}\n", &[], 2, 1_234, &["only 1,234 of 2,469 lines can be read as JSONL"]);
+    assert_eq!(ran.out, "");
 
     let mut odd = GOOD.as_bytes().to_vec();
     odd.extend(b"{\"at_us\": 6, \"key\": \"\xff\xfe\"}\n\xff\x00\n");
@@ -92,18 +96,23 @@ fn the_first_line_that_parses_decides_the_format_and_a_broken_one_affects_no_oth
 fn an_input_without_a_request_exits_with_2_and_says_what_is_wrong_and_names_the_format_option() {
     let unknown_op = "{\"at_us\":1,\"key\":\"k\",\"op\":\"settle\"}\n";
     for (input, more, says) in [
-        ("hello\nworld\n", &[][..], "(2 bad lines); its format is not known"),
+        ("hello\nworld\n", &[][..], "its format is not known. Its first line is \"hello\""),
         ("hello\n{\nx\n", &[], "line 2: EOF"),
         ("at_us;key\n5;k\n", &[], "line 1: is a header separated by semicolons"),
         ("at_us,ip,ip\n", &[], "line 1: the header names \"ip\" twice"),
-        (&"x\n".repeat(999), &[], "(999 bad lines); its format is not known"),
+        (&"x\n".repeat(999), &[], "the client is not to be seen"),
         (&"{\n".repeat(999), &[], "… and 979 bad lines more"),
-        (&"x\n".repeat(5_000), &[], "first 1,000 lines tells its format; name it with --format"),
-        (GOOD, &["--format", "combined"], "no line of it is a request as access log"),
+        (&"x\n".repeat(5_000), &[], "none of its first 1,000 lines is a request: its format"),
+        (GOOD, &["--format", "combined"], "no line of it is a request as combined"),
         (LOG, &["--format", "jsonl"], "or name its format with --format"),
         (unknown_op, &[], "is a request as JSONL trace (1 bad line)"),
         (LOG, &["--format", "csv"], "begin it with a header"),
         (GOOD, &["--format", "csv"], "line 1: comes before a header"),
+        (
+            "a 192.0.2.7 2015-05-17T10:05:03Z b\n",
+            &[],
+            "try --log-format '$_ $remote_addr $time_iso8601 $_'",
+        ),
         // Without the mark that some editors write before it, and without all of its end.
         ("\u{feff}hello\r\n", &["--strict"], "got \"hello\""),
     ] {

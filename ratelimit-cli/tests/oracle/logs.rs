@@ -161,6 +161,8 @@ fn access_line(line: &str) -> Request {
     caller.insert("path".to_owned(), target.split('?').next().expect("a path").to_owned());
     let took = line.rsplit(' ').next().filter(|last| last.contains('.') && !last.contains('"'));
     let took = took.map(|took| took.replace('.', "").parse::<u64>().expect("milliseconds") * 1_000);
+    // nginx writes a line's time when the request has ended.
+    let at = at - took.unwrap_or(0);
     Request { at, caller, op: "acquire".to_owned(), took, ..Request::default() }
 }
 

@@ -88,8 +88,10 @@ impl Case {
         let decided = replay::replay_all(&self.limits, &self.log.requests);
         let options =
             ["--policy", "policy.toml", "--decisions", "out.jsonl", "--report", "out.html"];
-        let data = self
-            .run(&[&["replay", "log", "--json", "--compare", "other.toml"], &options[..]].concat());
+        let data = self.run(
+            &[&["replay", "log", "--unsorted", "--json", "--compare", "other.toml"], &options[..]]
+                .concat(),
+        );
         let data: Value = serde_json::from_str(&data).expect("JSON");
         self.check_decisions(&decided);
         self.check_counts(&data, &decided);

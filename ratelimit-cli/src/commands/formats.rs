@@ -1,0 +1,69 @@
+//! `ratelimit formats`: the formats of logs that have names, and what an input would be read as.
+
+use clap::ValueEnum;
+use serde_json::json;
+
+use crate::args::FormatsArgs;
+use crate::decision_line::json_line;
+use crate::failure::Failure;
+use crate::input::FormatArg;
+use crate::interrupt::Interrupt;
+use crate::replay::{Reading, ReplayedRequests};
+use crate::table::TextTable;
+use crate::text::time;
+
+/// How many requests are shown.
+const SHOWN: usize = 3;
+
+pub(super) fn run(args: &FormatsArgs) -> Result<u8, Failure> {
+    if args.inputs.is_empty() {
+        return list(args.json);
+    }
+    let how = Reading { silent: true, keeps_lines: true, ..Reading::default() };
+    let mut requests =
+        ReplayedRequests::open(&args.inputs, &args.format, &Interrupt::default(), how)?;
+    let mut shown = Vec::new();
+    while shown.len() < SHOWN
+        && let Some(request) = requests.next()?
+    {
+        shown.push(request.entry);
+    }
+    let format = requests.format().ok_or_else(|| requests.unknown())?;
+    if args.json {
+        let requests = shown.iter().map(|entry| {
+            let list = &entry.caller.named.list;
+            let identifiers = list.iter().map(|(name, value)| (name.to_string(), json!(value)));
+            json!({
+                "at_us": entry.at.as_us(), "duration_us": entry.duration_us, "agent": entry.agent,
+                "keys": identifiers.collect::<serde_json::Map<_, _>>(),
+            })
+        });
+        let line = json!({ "format": format, "requests": requests.collect::<Vec<_>>() });
+        return super::print(json_line(&line));
+    }
+    let rows = shown.iter().map(|entry| {
+        let took = entry.duration_us.map(|us| format!(" took={}", crate::text::duration(us)));
+        let list = &entry.caller.named.list;
+        let identifiers = list.iter().map(|(name, value)| format!("{name}={value}"));
+        let told = identifiers.collect::<Vec<_>>().join(" ") + &took.unwrap_or_default();
+        vec![time(entry.at), crate::text::printable(&told, 200)]
+    });
+    let table = TextTable::new(&["@arrival", "request"], rows);
+    super::print(format!("{}: {format}\n{}", requests.names(), table.text()))
+}
+
+fn list(is_json: bool) -> Result<u8, Failure> {
+    let formats = FormatArg::value_variants().iter().filter_map(ValueEnum::to_possible_value);
+    let about = |value: &clap::builder::PossibleValue| {
+        value.get_help().map(ToString::to_string).unwrap_or_default()
+    };
+    if is_json {
+        let lines = formats
+            .map(|value| json_line(&json!({ "name": value.get_name(), "about": about(&value) })));
+        return super::print(lines.collect::<Vec<_>>().concat());
+    }
+    let rows = formats.map(|value| vec![value.get_name().to_owned(), about(&value)]);
+    super::print(
+        TextTable::new(&["name", "what"], rows).text() + include_str!("../help/formats.txt"),
+    )
+}

@@ -1,0 +1,64 @@
+//! The method and the path of a request, from its first line.
+
+/// The method of a request line. `None` if what stands there is none, as of a request in TLS.
+pub(super) fn method(request: &[u8]) -> Option<&[u8]> {
+    let end = request.iter().position(|&b| b == b' ')?;
+    let method = &request[..end];
+    let is_method = |b: &u8| b.is_ascii_alphabetic() || *b == b'-';
+    Some(method).filter(|method| !method.is_empty() && method.iter().all(is_method))
+}
+
+/// The path of a request line, without query and fragment; for an absolute URI, its path. `None` if
+/// the request has no path.
+pub(super) fn path(request: &[u8]) -> Option<&[u8]> {
+    let rest = request[method(request)?.len()..].trim_ascii();
+    // A target that contains spaces, against the standard, extends to the protocol.
+    let target = match rest.iter().rposition(|&b| b == b' ') {
+        Some(at) if rest[at + 1..].starts_with(b"HTTP/") => rest[..at].trim_ascii_end(),
+        _ if rest.starts_with(b"HTTP/") => return None,
+        _ => rest,
+    };
+    target_path(target)
+}
+
+/// The path of a request's target.
+pub(super) fn target_path(target: &[u8]) -> Option<&[u8]> {
+    let end = target.iter().position(|b| matches!(b, b'?' | b'#')).unwrap_or(target.len());
+    let target = &target[..end];
+    if target.starts_with(b"/") || target == b"*" {
+        return Some(target);
+    }
+    let scheme_end = target.windows(3).position(|three| three == b"://")?;
+    let authority = &target[scheme_end + 3..];
+    Some(authority.iter().position(|&b| b == b'/').map_or(b"/", |slash| &authority[slash..]))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_path_excludes_query_and_fragment() {
+        for (request, expected) in [
+            ("GET / HTTP/1.1", Some("/")),
+            ("GET /a/b?x=1#y HTTP/1.1", Some("/a/b")),
+            ("GET /a#y?x HTTP/1.0", Some("/a")),
+            ("GET /a", Some("/a")),
+            ("GET /a b HTTP/1.1", Some("/a b")),
+            ("GET http://example.com/a?x HTTP/1.1", Some("/a")),
+            ("GET http://example.com HTTP/1.1", Some("/")),
+            ("M-SEARCH * HTTP/1.1", Some("*")),
+            (r#"GET /\"quoted\" HTTP/1.1"#, Some(r#"/\"quoted\""#)),
+            ("CONNECT example.com:443 HTTP/1.1", None),
+            ("-", None),
+            ("GET", None),
+            ("GET HTTP/1.1", None),
+            (r"\x16\x03\x01", None),
+            (r"\x16 /a", None),
+            ("", None),
+        ] {
+            let path = path(request.as_bytes()).map(|path| str::from_utf8(path).unwrap());
+            assert_eq!(path, expected, "{request}");
+        }
+    }
+}

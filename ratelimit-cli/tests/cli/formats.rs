@@ -1,0 +1,72 @@
+//! `ratelimit formats`, and logs in a format of their own.
+
+use crate::common::{BUCKET, Scene, gzip};
+
+const LINE: &str = "May 17 10:05:03 web1 nginx[1]: 192.0.2.7 - - [17/May/2015:10:05:03 +0000] \"GET /t/acme HTTP/1.1\" 200 5\n";
+
+#[test]
+fn formats_lists_those_with_names_and_shows_what_an_input_would_be_read_as() {
+    let scene = Scene::with(BUCKET, LINE.repeat(5));
+    let all = scene.run(&["formats"]).exits(0);
+    for name in ["combined", "caddy", "w3c", "--log-format", "--fields"] {
+        assert!(all.out.contains(name), "{name}: {}", all.out);
+    }
+    let ran = scene.run(&["formats", "input"]).exits(0);
+    let shown = "  2015-05-17T10:05:03Z  ip=192.0.2.7 path=/t/acme method=GET\n";
+    assert!(ran.out.starts_with("input: access log in syslog\n"), "{}", ran.out);
+    assert_eq!(ran.out.matches(shown).count(), 3, "{}", ran.out);
+    let tenant = ["formats", "--json", "--identifier", "tenant=path~^/t/(.+)", "input"];
+    scene.run(&tenant).exits(0).says(&["\"tenant\":\"acme\""]);
+    scene.write("input", "hello\n");
+    scene.run(&["formats", "input"]).exits(2).says(&["its format is not known"]);
+}
+
+#[test]
+fn a_format_of_its_own_decides_as_the_same_requests_in_a_known_one() {
+    let scene = Scene::with(BUCKET, "");
+    let known: Vec<_> = (0..9)
+        .map(|n| {
+            format!(
+                "192.0.2.{} - - [17/May/2015:10:05:0{n} +0000] \"GET / HTTP/1.1\" 200 5\n",
+                n % 2
+            )
+        })
+        .collect();
+    let own: Vec<_> =
+        (0..9).map(|n| format!("10.0.0.1;2015-05-17 10:05:0{n};192.0.2.{}\n", n % 2)).collect();
+    let json: Vec<_> = (0..9)
+        .map(|n| {
+            format!("{{\"t\":{},\"c\":{{\"ip\":\"192.0.2.{}\"}}}}\n", 1_431_857_103 - 3 + n, n % 2)
+        })
+        .collect();
+    let known = known.concat();
+    scene.write("known", &known);
+    scene.write("own", own.concat());
+    scene.write("json", json.concat());
+    let due = scene.decision_lines(&["known"]);
+    let format = "$_;$time_iso8601;$remote_addr";
+    assert_eq!(scene.decision_lines(&["--log-format", format, "own"]), due);
+    assert_eq!(scene.decision_lines(&["--fields", "ip=c.ip,time=t", "json"]), due);
+    // Behind the last member of a gzip file may stand zeros.
+    let mut padded = gzip(known.as_bytes());
+    padded.extend([0; 700]);
+    scene.write("padded", padded);
+    assert_eq!(scene.decision_lines(&["padded"]), due);
+    let ran = scene.replay(&["--log-format", "$status", "own"]).exits(2);
+    ran.says(&["--log-format", "does not name the client"]);
+}
+
+#[cfg(unix)]
+#[test]
+fn a_pipe_is_not_read_twice() {
+    let scene = Scene::with(BUCKET, LINE);
+    let pipe = scene.path("pipe");
+    make_pipe(&pipe);
+    scene.command("suggest", &["--target", "0%", "pipe"]).exits(2).says(&["name a file"]);
+}
+
+#[cfg(unix)]
+fn make_pipe(path: &std::path::Path) {
+    let made = std::process::Command::new("mkfifo").arg(path).status();
+    assert!(made.expect("mkfifo runs").success());
+}
