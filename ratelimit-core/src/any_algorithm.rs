@@ -270,6 +270,7 @@ mod tests {
         let at = |numbers: &str| limit.at_numbers(numbers).map(|limit| alloc::format!("{limit}"));
         for (numbers, whole) in [
             ("99/month", "fixed-window 99/month zone Europe/Berlin anchor 15"),
+            ("fixed-window 99/month", "fixed-window 99/month zone Europe/Berlin anchor 15"),
             ("99/month debt 5", "fixed-window 99/month zone Europe/Berlin anchor 15 debt 5"),
             ("99/month anchor 2", "fixed-window 99/month anchor 2"),
             ("99/week", "fixed-window 99/week"),

@@ -34,7 +34,7 @@ struct ScanResult {
     keys: u64,
     callers: HashSet<String>,
     hidden: u64,
-    /// How many callers have a state that no limit wrote.
+    /// How many callers have a state that no limit wrote, or a record that cannot be read.
     skipped: u64,
     /// The names of states that no limit of the policy has.
     unknown: BTreeSet<String>,
@@ -135,7 +135,7 @@ async fn scan<M: Mode>(
             let asked = keys.iter().zip(lua.iter().cycle());
             let asked = asked.map(|(key, lua)| lua.records_in(limits, key));
             for records in join_all(asked).await {
-                match records.map_err(failed) {
+                match records {
                     Ok(Some((StoredKey::Identifier(name), records))) => {
                         fresh.extend(found.callers.insert(name.clone()).then(|| name.clone()));
                         let standing =
@@ -148,8 +148,9 @@ async fn scan<M: Mode>(
                     }
                     Ok(Some(_)) => found.hidden += 1,
                     Ok(None) => {}
-                    Err(failure) => {
-                        found.failed.get_or_insert(failure);
+                    Err(error) if error.kind() == ErrorKind::Corrupt => found.skipped += 1,
+                    Err(error) => {
+                        found.failed.get_or_insert(failed(error));
                         break 'scan;
                     }
                 }
@@ -246,7 +247,7 @@ fn notes(args: &TopArgs, limits: &Limits<AnyAlgorithm>, found: &ScanResult) -> V
     if found.skipped > 0 {
         let skipped = plural(found.skipped, "caller was", "callers were");
         notes.push(format!(
-            "{skipped} skipped, with a state that no limit of the policy wrote; inspect names it"
+            "{skipped} skipped, with a state that no limit of the policy wrote, or a record of a newer version; inspect names it"
         ));
     }
     notes.extend(unknown_states(&found.unknown, "states were not looked at:"));

@@ -121,6 +121,10 @@ fn callers_with_records_and_those_denied_for_ever_are_listed_longest_wait_first(
     run(&["top", "--cost", "11"]).says(&["a cost of 11 is above the capacity of api"]);
     run(&["inspect", "user=blocked"])
         .says(&["denies for ever: a record blocks", "record: blocked for ever"]);
+    // A record that this version cannot read.
+    let unknown = ["HSET", "rl:1:#records:{zed}", "api/gcra", "9 - paused"];
+    server.command(&unknown).expect("it answers").ok().expect("written");
+    run(&["top"]).exits(0).says(&["5 limited now", "1 caller was skipped", "a newer version"]);
 }
 
 #[test]
