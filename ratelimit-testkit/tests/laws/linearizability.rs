@@ -8,10 +8,12 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use ratelimit_core::algorithm::Write;
 use ratelimit_core::store::{Batch, Now, Op};
 use ratelimit_core::{
-    Algorithm, Clock, Decision, ErrorKind, Gcra, Limit, ManualClock, Refusal, Store, SyncStore,
-    Timestamp, Verdict,
+    Algorithm, Clock, Decision, ErrorKind, Gcra, Limit, ManualClock, Record, Refusal, Store,
+    SyncStore, Timestamp, Verdict,
 };
-use ratelimit_testkit::{ConcurrentRun, Event, History, Linearized, PureStore, Unexplained};
+use ratelimit_testkit::{
+    ConcurrentRun, Event, History, Linearized, PureStore, RecordChange, Unexplained,
+};
 
 const BEGIN: Timestamp = Timestamp::saturating_from_us(1_795_218_392_123_456);
 
@@ -194,4 +196,50 @@ fn only_concurrent_requests_may_be_reordered() {
     assert!(is_linearizable(vec![first(0, 3), event(Op::Peek, 1, 2, 5)]));
     assert!(is_linearizable(vec![first(0, 3), event(Op::Peek, 1, 2, 4)]));
     assert!(!is_linearizable(vec![first(0, 1), event(Op::Peek, 2, 3, 5)]));
+}
+
+/// A change of the record, which blocks the caller, or of none.
+fn change(asked: u64, answered: u64, blocks: bool) -> RecordChange {
+    let (before, after) = if blocks { (None, Some(0)) } else { (Some(0), None) };
+    let clock = [BEGIN; 2];
+    RecordChange { limit: 0, key: 0, before, after, asked, answered, clock, is_done: true }
+}
+
+fn has_order(events: Vec<Event>, changes: &[RecordChange]) -> bool {
+    let limits = limits().map(Limit::overridable);
+    let history = History { limits: &limits, events, times: vec![BEGIN] };
+    let records = [Record::blocked().forever()];
+    history.explain_with_records(&records, changes, 1_000).is_ok_and(|decided| decided)
+}
+
+#[test]
+fn a_request_is_decided_by_a_record_that_stands_where_it_comes_in_the_order() {
+    let charge = |asked, answered| event(Op::Acquire, asked, answered, 4);
+    assert!(has_order(vec![charge(0, 1)], &[change(2, 3, true)]));
+    assert!(!has_order(vec![charge(2, 3)], &[change(0, 1, true)]), "after it was blocked");
+    assert!(has_order(vec![charge(0, 3)], &[change(1, 2, true)]), "before it was blocked");
+    assert!(has_order(vec![charge(4, 5)], &[change(0, 1, true), change(2, 3, false)]));
+    // Of two that saw no record, one was told so.
+    assert!(!has_order(Vec::new(), &[change(0, 2, true), change(1, 3, true)]));
+    let late = RecordChange { is_done: false, ..change(1, 3, true) };
+    assert!(has_order(Vec::new(), &[change(0, 2, true), late.clone()]));
+    assert!(!has_order(Vec::new(), &[late]), "nothing was in its place");
+}
+
+/// The request read that there is no record, and took the lock of the state after the change. A
+/// peek in between has seen the record, and nothing charged.
+#[test]
+fn a_record_that_was_read_before_the_lock_of_the_state_is_caught() {
+    let limits = limits().map(Limit::overridable);
+    let raised = Gcra::new("10/s".parse().expect("a rate"), 9).expect("numbers");
+    let records = [Record::numbers(raised).forever()];
+    for (charged, is_explained) in [(1, true), (0, false)] {
+        let charge = limits[0].algorithm().step(None, BEGIN, charged).write;
+        let seen = raised.step(charge.after(None), BEGIN, 1).decision;
+        let peek = Event { answer: Ok(vec![seen]), ..event(Op::Peek, 3, 4, 5) };
+        let events = vec![event(Op::Acquire, 0, 5, 4), peek];
+        let history = History { limits: &limits, events, times: vec![BEGIN] };
+        let explained = history.explain_with_records(&records, &[change(1, 2, true)], 1_000);
+        assert_eq!(explained.is_ok(), is_explained, "{charged}: {explained:?}");
+    }
 }
