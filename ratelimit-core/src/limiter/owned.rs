@@ -14,8 +14,6 @@ use tokio::runtime::Handle;
 use tokio::task::yield_now;
 use tokio::time::{Instant, sleep};
 
-#[cfg(doc)]
-use super::NamedDecisions;
 use super::{LimitCosts, RateLimiter, Request};
 use crate::algorithms::Algorithm;
 use crate::decision::Verdict;
@@ -343,8 +341,8 @@ where
     }
 
     /// Calls this with the verdict of a settlement that no caller receives, because the value was
-    /// dropped: it says which limits [warn](NamedDecisions::warned). The first call of this method
-    /// counts.
+    /// dropped: it says which limits [warn](crate::NamedDecisions::warned). The first call of this
+    /// method counts.
     pub fn on_settled(&self, told: impl Fn(&Verdict) + Send + Sync + 'static) {
         let _is_set = self.charge.settled.set(Box::new(told));
     }
