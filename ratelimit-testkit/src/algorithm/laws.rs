@@ -99,7 +99,8 @@ pub(crate) fn what_is_left_is_what_fits<H: AlgorithmHarness>(
 }
 
 /// Law 1 for refunds and forced charges: a refund returns at most its cost and never exceeds the
-/// limit; a forced charge takes its cost or everything that is left.
+/// limit; a forced charge takes its cost or everything that is left. While the clock is behind, a
+/// refund returns no more; once the clock is where it was, it has returned no less.
 pub(crate) fn refunds_and_forced_charges_are_exact<H: AlgorithmHarness>(
     walk: &mut Walk<'_, H::Algorithm>,
 ) -> LawResult {
@@ -128,9 +129,35 @@ pub(crate) fn refunds_and_forced_charges_are_exact<H: AlgorithmHarness>(
                     },
                 )?;
             }
+            refund_behind(walk, (asked.at, at), cost)?;
         }
     }
     Ok(())
+}
+
+/// Checks a refund at a time before that of the state. The newest charges take their time with
+/// them, so that less may be left then: what had ended by their time, and not by this one, counts
+/// again until it ends.
+fn refund_behind<A: Algorithm>(
+    walk: &Walk<'_, A>,
+    (behind, at): (Timestamp, Timestamp),
+    cost: u64,
+) -> LawResult {
+    let (algorithm, state) = (walk.algorithm(), walk.state.as_ref());
+    let refunds = algorithm.refund(state, behind, cost).zip(algorithm.refund(state, at, cost));
+    let Some((step, due)) = refunds.filter(|_| behind < at) else { return Ok(()) };
+    let left = |state: Option<&A::State>, at| algorithm.step(state, at, 0).decision.remaining;
+    let after = step.write.after(state);
+    let (now, then) = (left(after, behind), left(after, at));
+    let [before, most] = [behind, at].map(|at| left(state, at).saturating_add(cost));
+    // What is past by then may be refunded earlier.
+    let kept = (due.decision.remaining..=most).contains(&then);
+    ensure(now <= before && kept, || {
+        let due = due.decision;
+        format!(
+            "a refund of {cost} at {behind} left {now} of {before} at most, and {then} at {at}, where it leaves {due:?}"
+        )
+    })
 }
 
 /// Law 3: a request denied with `retry_after = d` is admitted at `now + d` and still denied one

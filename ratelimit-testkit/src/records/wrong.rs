@@ -38,6 +38,11 @@ trait Wrong: Send + Sync + 'static {
         }
     }
 
+    /// The record that is kept in place of one.
+    fn keeps(record: &Record<Any>) -> Record<Any> {
+        record.clone()
+    }
+
     /// The limit that decides in place of one.
     fn sees(limit: &Limit<Any>) -> Limit<Any> {
         limit.clone()
@@ -84,7 +89,7 @@ impl<W: Wrong> RecordStore<Any> for WrongStore<W> {
         next: Option<&Record<Any>>,
     ) -> Result<bool, Refusal> {
         W::at_change(self, limit, key);
-        self.0.exchange_record(limit, key, standing, next).await
+        self.0.exchange_record(limit, key, standing, next.map(W::keeps).as_ref()).await
     }
 }
 
@@ -162,11 +167,42 @@ impl Wrong for ReadsRecordsBeforeTheLock {
     }
 }
 
+/// The same record with another end, if it has one.
+fn ending(record: &Record<Any>, end: impl Fn(u64) -> u64) -> Record<Any> {
+    let Some(old) = record.end() else { return record.clone() };
+    let change = match record.algorithm() {
+        Some(numbers) => Record::numbers(*numbers),
+        None if record.is_blocked() => Record::blocked(),
+        None => Record::exempt(),
+    };
+    change.until(Timestamp::saturating_from_us(end(old.as_us())))
+}
+
+/// A record stands at its end, too.
+struct StandsAtTheEnd;
+impl Wrong for StandsAtTheEnd {
+    fn keeps(record: &Record<Any>) -> Record<Any> {
+        ending(record, |us| us.saturating_add(1))
+    }
+}
+
+/// A record has a time to live in whole seconds.
+struct EndsInSeconds;
+impl Wrong for EndsInSeconds {
+    fn keeps(record: &Record<Any>) -> Record<Any> {
+        ending(record, |us| us / SECOND_US * SECOND_US)
+    }
+}
+
 #[test]
 fn wrong_stores_are_caught() {
     assert_eq!(broken::<Right>(), []);
     assert!(broken::<ForgetsWithTheState>().contains(&RecordRule::OutlivesStates));
     assert!(broken::<GrantsASecondBurst>().contains(&RecordRule::RaisesWithoutASecondBurst));
+    for broken in [broken::<StandsAtTheEnd>(), broken::<EndsInSeconds>()] {
+        assert!(broken.contains(&RecordRule::Agrees), "{broken:?}");
+        assert!(broken.contains(&RecordRule::BlocksUntilTheEnd), "{broken:?}");
+    }
     assert!(broken::<IgnoresRecords>().len() > 4);
     // No rule of one request at a time sees it.
     assert_eq!(broken::<ReadsRecordsBeforeTheLock>(), [RecordRule::AnswersInSomeOrder]);

@@ -73,6 +73,8 @@ flaws! {
     ForgivesTheOther,
     /// A refund creates capacity.
     RefundsMore,
+    /// A refund before the window creates capacity.
+    RefundsMoreBehind,
     /// Every thousandth request is admitted for free.
     Remembers,
     /// An in-place step does not write.
@@ -175,8 +177,9 @@ impl Algorithm for Window {
     }
 
     fn refund(&self, state: Option<&Self::State>, now: Timestamp, cost: u64) -> MaybeStep<Self> {
-        let more = u64::from(self.is(Wrong::RefundsMore) && cost > 0);
-        self.sound.refund(state, now, cost.saturating_add(more))
+        let is_behind = state.is_some_and(|state| now < state.start);
+        let more = self.is(Wrong::RefundsMore) || is_behind && self.is(Wrong::RefundsMoreBehind);
+        self.sound.refund(state, now, cost.saturating_add(u64::from(more && cost > 0)))
     }
 
     fn force(&self, state: Option<&Self::State>, now: Timestamp, cost: u64) -> MaybeStep<Self> {
@@ -332,6 +335,7 @@ fn each_flaw_is_caught_by_the_properties_that_name_its_law() {
     check_is_caught::<KeepsTheOldWindow>(&[Property::ChangingALimitIsSafe]);
     check_is_caught::<ForgivesTheOther>(&[Property::AnotherLimitForgivesNothing]);
     check_is_caught::<RefundsMore>(&[Property::RefundsAndForcedChargesAreExact]);
+    check_is_caught::<RefundsMoreBehind>(&[Property::RefundsAndForcedChargesAreExact]);
     check_is_caught::<WritesNothingInPlace>(&[Property::ShortcutsAgreeWithTheStep]);
     check_is_caught::<FastStepByTheEpoch>(&[Property::ShortcutsAgreeWithTheStep]);
     check_is_caught::<SettlesWhatIsPast>(&[Property::AReservationIsSettledOnce]);
