@@ -268,7 +268,7 @@ pub(crate) fn jsonl(limits: &[Limit], draw: &mut Draw) -> String {
             }
         };
         line += &request.numbers.map_or(String::new(), |(limit, numbers)| {
-            format!(",\"numbers\":{{\"{limit}\":\"{}\"}}", numbers)
+            format!(",\"numbers\":{{\"{limit}\":\"{numbers}\"}}")
         });
         line += &request.took.map_or(String::new(), |took| format!(",\"duration_us\":{took}"));
         line + &format!(",\"op\":\"{}\"}}\n", request.op)
@@ -296,7 +296,7 @@ pub(crate) fn csv(limits: &[Limit], draw: &mut Draw) -> String {
         };
         let own = |limit: &Limit| match &request.numbers {
             // Several windows are one cell.
-            Some((name, numbers)) if *name == limit.name => format!("\"{}\"", numbers),
+            Some((name, numbers)) if *name == limit.name => format!("\"{numbers}\""),
             _ => String::new(),
         };
         let numbers = limits.iter().filter(|limit| limit.max.is_some());

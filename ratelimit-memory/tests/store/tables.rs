@@ -17,10 +17,10 @@ fn numbers(words: &str) -> Record<AnyAlgorithm> {
     Record::numbers(algorithm(words)).forever()
 }
 
-/// What a request is told: allowed, remaining, and its waits in milliseconds.
-type Told = (bool, u64, Option<u64>, u64);
+/// The answer to a request: allowed, remaining, and its waits in milliseconds.
+type Answer = (bool, u64, Option<u64>, u64);
 
-fn ask(limiter: &Limiter, caller: &str, op: Op, cost: u64) -> Told {
+fn ask(limiter: &Limiter, caller: &str, op: Op, cost: u64) -> Answer {
     let verdict = limiter.request(caller).cost(cost).apply_now(op).expect("decides");
     let told = verdict.summary();
     let in_ms = |us: u64| us.div_ceil(1_000);
@@ -37,7 +37,7 @@ fn an_override_of_boulder_decides_for_its_caller_alone() {
     let double = numbers("gcra 40/s burst 40");
     assert_eq!(block_on(limiter.set_record("64.112.117.1", "ip", double)), Ok(None));
     let (over, other) = ("64.112.117.1", "10.0.0.1");
-    // How long to wait before, who asks, the operation, the cost, and what is told.
+    // How long to wait before, who asks, the operation, the cost, and the answer.
     let rows = [
         (0, over, Acquire, 40, (true, 0, Some(0), 1_000)),
         (0, over, Acquire, 1, (false, 0, Some(25), 1_000)),
@@ -72,7 +72,7 @@ fn an_override_of_boulder_decides_for_its_caller_alone() {
     }
 }
 
-/// The same test's batches: the two callers at once are told what the one with less has.
+/// The same test's batches: the answer to both at once is that of the one with less.
 #[test]
 fn an_override_beside_the_default_of_boulder_shows_the_default() {
     let limits = [("ip", "gcra 20/s burst 20"), ("account", "gcra 20/s burst 20")];
@@ -169,7 +169,7 @@ enum Change {
 }
 
 /// Steps of one case: how many milliseconds later, who, a change, and then an operation with its
-/// cost and what is told: allowed, remaining, and the wait.
+/// cost and the answer: allowed, remaining, and the wait.
 type Steps<'s> =
     &'s [(u64, &'s str, Option<Change>, Option<(Op, u64, (bool, u64, Option<u64>))>)];
 
