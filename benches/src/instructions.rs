@@ -19,13 +19,14 @@ use std::hint::black_box;
 use std::num::NonZeroU32;
 use std::time::Duration;
 
+use futures_util::FutureExt as _;
 use governor::clock::FakeRelativeClock;
 use gungraun::prelude::*;
 use gungraun::{Callgrind, CallgrindMetrics, EventKind};
 use ratelimit_core::algorithm::InMemory;
 use ratelimit_core::{
-    AnyAlgorithm, Concurrency, FixedWindow, Gcra, Leased, ManualClock, Rate, RateLimiter,
-    Timestamp, Verdict,
+    AnyAlgorithm, Concurrency, FixedWindow, Gcra, Leased, Limit, Limits, ManualClock, Rate,
+    RateLimiter, Record, Timestamp, Verdict,
 };
 use ratelimit_memory::{MemoryStore, PreciseClock};
 
@@ -87,7 +88,10 @@ type Limiter<A> = RateLimiter<MemoryStore<A, ManualClock>, A>;
 
 /// Ours with limits of any kind, all of which apply to every key, and with room for new keys.
 fn limiter<A: InMemory>(algorithms: impl IntoIterator<Item = A>) -> Limiter<A> {
-    let limits = limits(algorithms).expect("limits");
+    limiter_by(limits(algorithms).expect("limits"))
+}
+
+fn limiter_by<A: InMemory>(limits: Limits<A>) -> Limiter<A> {
     RateLimiter::new(limits, MemoryStore::builder().capacity(100_000).clock(still()).build())
 }
 
@@ -124,6 +128,31 @@ fn peek() -> DecisionRun {
         black_box(&limiter.request(key.as_str()).peek_now()).as_ref().is_ok_and(Verdict::allowed)
     };
     decide(ByFunction(peek), 1, known_keys())
+}
+
+/// By the numbers of the request, which are the limit's own.
+fn numbers() -> DecisionRun {
+    let limit = Limit::new("limit", gcra()).and_then(|limit| limit.accepts_up_to(gcra()));
+    let limiter = limiter_by(limit.and_then(|limit| Limits::new([limit])).expect("limits"));
+    let numbers = limiter.limits().numbers([("limit", gcra())]).expect("numbers");
+    let charge = move |key: &CallerKey| {
+        let said = limiter.request(key.as_str()).numbers(black_box(&numbers)).check_now();
+        black_box(&said).as_ref().is_ok_and(Verdict::allowed)
+    };
+    decide(ByFunction(charge), 1, known_keys())
+}
+
+/// A limit that looks for records. This caller has one.
+fn overridable(recorded: usize) -> DecisionRun {
+    let limit = Limit::new("limit", gcra());
+    let limiter = limiter_by(limit.and_then(|limit| Limits::new([limit.overridable()])).expect("limits"));
+    let (caller, record) = (CallerKey::new(recorded), Record::numbers(gcra()).forever());
+    let set = limiter.set_record(caller.as_str(), "limit", record).now_or_never();
+    let _before = set.expect("without waiting").expect("a record");
+    let charge = move |key: &CallerKey| {
+        black_box(&limiter.check_now(key.as_str())).as_ref().is_ok_and(Verdict::allowed)
+    };
+    decide(ByFunction(charge), 1, known_keys())
 }
 
 fn lease() -> DecisionRun {
@@ -167,6 +196,9 @@ const V6: &str = "[2001:db8:85a3:12::7]:4711";
 #[bench::new_limits(charge([gcra(); 3], new()))]
 #[bench::window(charge([window()], known_keys()))]
 #[bench::new_window(charge([window()], new()))]
+#[bench::numbers(numbers())]
+#[bench::overridable(overridable(1))]
+#[bench::record(overridable(0))]
 #[bench::lease(lease())]
 fn memory(mut run: DecisionRun) -> DecisionRun {
     assert_eq!(run(), DECISIONS);

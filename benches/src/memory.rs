@@ -12,6 +12,9 @@
 //!   one key beside two checks of governor; batches.
 //! - `numbers`: ten thousand customers with numbers of their own, beside one limit for all of them
 //!   (`one-limit`), and beside a limiter for each (`limiter-each`). All look the customer up.
+//! - `records`: the same customers under a limit that looks for records, while there are none, while
+//!   another caller has one (`others`), and while each has one of its own (`each`), beside the same
+//!   limit that looks for none.
 //! - `growth`: the worst single call while ten million keys come that were never seen before, to a
 //!   store with room for all of them and (`growth-10m-capped`) to one with room for a million; and
 //!   the same for fixed windows (`growth-10m-windows`), whose states lie in shards.
@@ -21,6 +24,7 @@
 
 mod growth;
 mod numbers;
+mod records;
 mod scenario;
 mod speed;
 mod work;
@@ -39,6 +43,7 @@ pub(crate) enum MemoryPart {
     Speed,
     Work,
     Numbers,
+    Records,
     Growth,
     Expiry,
 }
@@ -57,10 +62,11 @@ pub(crate) fn run(options: &Options<MemoryPart>) -> Fallible {
              with a quarter of a million instead of one, whatever the rows are named."
         );
     }
-    let parts: [(_, fn(_, &mut _) -> _); 5] = [
+    let parts: [(_, fn(_, &mut _) -> _); 6] = [
         (MemoryPart::Speed, speed::run),
         (MemoryPart::Work, work::run),
         (MemoryPart::Numbers, numbers::run),
+        (MemoryPart::Records, records::run),
         (MemoryPart::Growth, growth::run),
         (MemoryPart::Expiry, growth::expiry),
     ];

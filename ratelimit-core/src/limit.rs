@@ -33,8 +33,8 @@ pub use condition::{Condition, ConditionValues};
 #[allow(clippy::struct_excessive_bools, reason = "each is a field of a document")]
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Limit<A> {
-    name: Box<str>,
-    state_name: Box<str>,
+    name: Arc<str>,
+    state_name: Arc<str>,
     fingerprint: u64,
     identifier_names: Vec<Box<str>>,
     conditions: Vec<Condition>,
@@ -383,7 +383,7 @@ impl<A: Algorithm> Limit<A> {
 }
 
 /// The state name of a limit of this name and algorithm. The name has no `/`.
-fn state_name<A: Algorithm>(name: &str, algorithm: &A) -> Result<Box<str>, ConfigError> {
+fn state_name<A: Algorithm>(name: &str, algorithm: &A) -> Result<Arc<str>, ConfigError> {
     let kind = algorithm.state_kind();
     let plain = |b: u8| is_plain(b) || matches!(b, b'/' | b'(' | b')');
     if !kind.bytes().all(plain) {

@@ -10,7 +10,7 @@ use std::collections::HashMap;
 
 use once_cell::race::OnceBox;
 use ratelimit_core::algorithm::InMemory;
-use ratelimit_core::store::{Batch, Standing};
+use ratelimit_core::store::{Batch, Check, Standing};
 use ratelimit_core::{Limit, Record, Timestamp};
 
 use crate::sync::{AtomicU32, AtomicUsize, Mutex, Ordering, fence, lock};
@@ -37,6 +37,19 @@ struct Kept<A> {
 
 /// There is no room for another record.
 pub(crate) struct Full;
+
+/// How a check stands by these records.
+fn standing_by<A: InMemory>(
+    kept: &HashMap<u64, Vec<Kept<A>>>,
+    check: &Check<'_, A>,
+    hash: u64,
+    now: Timestamp,
+) -> Standing<A> {
+    let limit = check.limit;
+    let record = || kept.get(&hash)?.iter().find(|kept| *kept.key == *check.key);
+    let record = if limit.is_overridable() { record() } else { None };
+    limit.standing(record.map(|kept| &kept.record), now)
+}
 
 fn place(hash: u64) -> usize {
     // Below the bits that are the same for all limits of a caller.
@@ -90,13 +103,15 @@ impl<A: InMemory> Records<A> {
         }
         let kept = lock(&self.kept);
         let checks = batch.checks().iter().zip(hashes);
-        let of = |(check, hash): (&ratelimit_core::store::Check<'_, A>, &u64)| {
-            let limit = check.limit;
-            let record = || kept.get(hash)?.iter().find(|kept| *kept.key == *check.key);
-            let record = if limit.is_overridable() { record() } else { None };
-            limit.standing(record.map(|kept| &kept.record), now)
-        };
-        checks.map(of).collect()
+        checks.map(|(check, hash)| standing_by(&kept, check, *hash, now)).collect()
+    }
+
+    /// How one check stands at `now`. Its state is locked.
+    pub(crate) fn standing(&self, check: &Check<'_, A>, hash: u64, now: Timestamp) -> Standing<A> {
+        if !self.may_have(check.limit, hash) {
+            return Standing::Policy;
+        }
+        standing_by(&lock(&self.kept), check, hash, now)
     }
 
     /// The record of a key that stands at `now`.

@@ -69,14 +69,18 @@ fn limiter_each(allowance: Allowance) -> Fallible<Box<dyn MeasuredLimiter>> {
     })))
 }
 
-/// Measures allowed and denied decisions, on one thread and on two.
-pub(super) fn run(quick: bool, report: &mut BenchReport) -> Fallible {
-    println!("\n{} customers, each with a rate of its own", CUSTOMERS.key_count);
-    let effort = if quick {
+/// How much is measured where every key is a customer.
+pub(super) const fn effort(quick: bool) -> ScenarioEffort {
+    if quick {
         ScenarioEffort { rounds: 5, decisions: 1 << 14 }
     } else {
         ScenarioEffort { rounds: 31, decisions: 1 << 17 }
-    };
+    }
+}
+
+/// Measures allowed and denied decisions, on one thread and on two.
+pub(super) fn run(quick: bool, report: &mut BenchReport) -> Fallible {
+    println!("\n{} customers, each with a rate of its own", CUSTOMERS.key_count);
     let allowed = ScenarioOutcome { first_cost: NonZeroU32::MIN, ..ALLOWED };
     for outcome in [allowed, DENIED] {
         let all = [own_numbers, one_limit, limiter_each].map(|of| of(outcome.allowance));
@@ -86,7 +90,7 @@ pub(super) fn run(quick: bool, report: &mut BenchReport) -> Fallible {
         }
         let turns: Vec<_> = all.iter().map(|subject| LimiterTurn::single(&**subject)).collect();
         for threads in [1, 2] {
-            let measured = take_turns(&CUSTOMERS, &outcome, threads, effort, &turns)?;
+            let measured = take_turns(&CUSTOMERS, &outcome, threads, effort(quick), &turns)?;
             for peer in [("one-limit", 1), ("limiter-each", 2)] {
                 measured.tell(report, (PRECISE, 1, 0), peer)?;
             }

@@ -144,6 +144,7 @@ pub(super) async fn run(lab: &mut Lab) -> Fallible {
     in_store(lab, Lua::NAME, Situation::reserved("gcra, settled", 1, true)?, &lua).await?;
     in_store(lab, Lua::NAME, Situation::reserved("5 limits", 5, false)?, &lua).await?;
     in_store(lab, Lua::NAME, Situation::reserved("5 limits, settled", 5, true)?, &lua).await?;
+    measure_overridable(lab, &lua).await?;
     measure_merged(lab, &lua).await?;
     for (algorithm, admits) in each() {
         in_store(lab, Cas::NAME, Situation::one(algorithm, admits)?, &cas).await?;
@@ -167,6 +168,22 @@ async fn in_store<S: Store<AnyAlgorithm> + Clone>(
     lab.flush()?;
     let recorded = lab.record(&situation.in_store(store.clone()), trial.admits).await;
     trial.measure(lab, &recorded.map_err(message)?).map_err(|error| message(error).into())
+}
+
+/// A limit that looks for records: of a caller without one, and of one whose record has other
+/// numbers.
+async fn measure_overridable(lab: &mut Lab, store: &RedisStore) -> Fallible {
+    for (decision, has_record) in [("gcra, overridable", false), ("gcra, by a record", true)] {
+        lab.flush()?;
+        let situation = Situation::one("gcra", true)?.overridable(decision)?;
+        let subject = situation.in_store(store.clone());
+        if has_record {
+            subject.raise(&recorded_caller()).await?;
+        }
+        let recorded = lab.record(&subject, true).await?;
+        ReplayedDecision::new(Lua::NAME, decision, true).measure(lab, &recorded)?;
+    }
+    Ok(())
 }
 
 /// A hundred requests of one key that share a call: of one limit at one cost, at costs that change

@@ -5,9 +5,10 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use ratelimit_core::{
     AnyAlgorithm, BucketedWindow, Concurrency, FirstRequestWindow, FixedWindow, Gcra, Limit,
-    Limits, Lockout, Rate, RateLimiter, ReservationId, SlidingCounter, SlidingLog, Store,
+    Limits, Lockout, Rate, RateLimiter, Record, ReservationId, SlidingCounter, SlidingLog, Store,
     Timestamp, TokenBucket, WindowLog,
 };
+use ratelimit_core::store::RecordStore;
 
 use crate::keys::CallerKey;
 use crate::measure::Fallible;
@@ -133,6 +134,12 @@ impl Situation {
         Ok(limits.map(|limits| Self { limits, ..one }))
     }
 
+    /// The same limit, which looks for a record of its caller.
+    pub(super) fn overridable(self, name: &'static str) -> Fallible<Self> {
+        let limits = self.limits.iter().cloned().map(Limit::overridable);
+        Ok(Self { name, limits: Limits::new(limits)?, ..self })
+    }
+
     /// Three limits of one caller, of which the last one denies if one does.
     pub(super) fn three(
         name: &'static str,
@@ -192,6 +199,16 @@ pub(super) struct InStore<S> {
     situation: Situation,
     /// How many decisions were asked for.
     asked: AtomicU64,
+}
+
+impl<S: RecordStore<AnyAlgorithm>> InStore<S> {
+    /// Gives the caller twice the numbers of a `gcra` that admits.
+    pub(super) async fn raise(&self, caller: &CallerKey) -> Fallible {
+        let [limit] = self.situation.limits.as_slice() else { return Err("several limits".into()) };
+        let double: AnyAlgorithm = Gcra::new("200/s".parse()?, 2_000_000_000)?.into();
+        let record = Record::numbers(double).forever();
+        Ok(self.limiter.set_record(caller.as_str(), limit.name(), record).await.map(drop)?)
+    }
 }
 
 impl<S: Store<AnyAlgorithm>> InStore<S> {

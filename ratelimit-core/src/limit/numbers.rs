@@ -1,6 +1,7 @@
 //! At which other numbers a limit decides: those of a request, or of a record of its caller.
 
 use alloc::boxed::Box;
+use alloc::sync::Arc;
 
 use super::{Limit, fingerprint, state_name};
 use crate::algorithms::Algorithm;
@@ -96,10 +97,17 @@ impl<A: Algorithm> Limit<A> {
 
     /// The same limit by another algorithm, without a `max`, which was that of its own.
     pub(super) fn by_algorithm(&self, algorithm: A) -> Result<Self, ConfigError> {
-        let state_name = state_name(&self.name, &algorithm)?;
+        // A record's numbers are made a limit for each decision by them: without formatting a name.
+        let (state_name, fingerprint) = if algorithm.state_kind() == self.algorithm.state_kind() {
+            (Arc::clone(&self.state_name), self.fingerprint)
+        } else {
+            let state_name = state_name(&self.name, &algorithm)?;
+            let fingerprint = fingerprint(&state_name);
+            (state_name, fingerprint)
+        };
         Ok(Self {
-            name: self.name.clone(),
-            fingerprint: fingerprint(&state_name),
+            name: Arc::clone(&self.name),
+            fingerprint,
             state_name,
             identifier_names: self.identifier_names.clone(),
             conditions: self.conditions.clone(),

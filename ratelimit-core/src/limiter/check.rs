@@ -10,7 +10,6 @@ use super::RateLimiter;
 use crate::algorithms::Algorithm;
 use crate::decision::Verdict;
 use crate::identifiers::Identifiers;
-use crate::op::Op;
 use crate::store_traits::{Store, SyncStore};
 
 // Documentation shows the methods of this module before those of the others.
@@ -82,13 +81,6 @@ impl<S: SyncStore<A>, A: Algorithm> RateLimiter<S, A> {
         caller: &C,
         cost: u64,
     ) -> Result<Verdict, S::Error> {
-        // The path of nearly all requests, which a store can have inlined here.
-        if let [limit] = self.limits.as_slice()
-            && !limit.is_shadow()
-            && let Some(key) = limit.key_for(caller)
-        {
-            return self.store.acquire_now(limit, &key, cost);
-        }
-        self.request(caller).cost(cost).apply_any_now(Op::Acquire).0
+        self.request(caller).cost(cost).check_now()
     }
 }

@@ -1,5 +1,7 @@
 //! [`Request`]: one request of a limiter in full.
 
+#![allow(clippy::inline_always, reason = "see the same in `check.rs`")]
+
 use alloc::borrow::Cow;
 use alloc::boxed::Box;
 use alloc::collections::BTreeMap;
@@ -274,6 +276,12 @@ impl<'a, S, A: Algorithm, C: Identifiers + ?Sized> Request<'a, S, A, C> {
         }
     }
 
+    /// Whether it is decided at the store's own time, and carries neither an id nor metadata.
+    #[inline]
+    const fn is_plain(&self) -> bool {
+        matches!(self.now, Now::Store) && self.id.is_none() && self.metadata.is_empty()
+    }
+
     /// The request as a shadow limit has it: its reservations are not those of the enforced limits.
     fn in_shadow(mut self, limit: &Limit<A>) -> Self {
         self.id =
@@ -411,6 +419,7 @@ macro_rules! operations {
             ///
             /// # Errors
             /// The store's error. A denial is not an error.
+            #[inline(always)]
             pub fn $now(self) -> Result<Verdict, S::Error> {
                 self.apply_now(Op::$op)
             }
@@ -493,7 +502,7 @@ impl<S: SyncStore<A>, A: Algorithm, C: Identifiers + ?Sized> Request<'_, S, A, C
     ///
     /// # Errors
     /// The store's error. A denial is not an error.
-    #[inline]
+    #[inline(always)]
     pub fn apply_now(self, op: Op) -> Result<Verdict, S::Error> {
         self.suits_limits()?;
         if let [limit] = self.limiter.limits.as_slice()
@@ -501,6 +510,10 @@ impl<S: SyncStore<A>, A: Algorithm, C: Identifiers + ?Sized> Request<'_, S, A, C
             && let Some(key) = limit.key_for(self.caller)
         {
             let (limit, cost) = (self.deciding(limit), self.cost_under(limit));
+            // The path of nearly all requests, which a store can have inlined here.
+            if op == Op::Acquire && self.is_plain() {
+                return self.limiter.store.acquire_now(limit, &key, cost);
+            }
             let check = Check { limit, key: &key, cost };
             return self.limiter.store.apply_now(&self.shape_batch(Batch::one(&check), op));
         }
