@@ -16,7 +16,7 @@ use http::header::WWW_AUTHENTICATE;
 use http::request::Parts;
 use ratelimit_core::algorithm::Quota;
 use ratelimit_core::{
-    Algorithm, ConfigError, ErrorKind, Identifiers, Limit, LimitCosts, Limits, NamedDecision,
+    Algorithm, ConfigError, ErrorKind, Identifiers, LimitCosts, Limits, NamedDecision,
     NamedDecisions, Numbers, OnOutage, RateLimiter, Request, Source, Store, StoreError, Verdict,
 };
 
@@ -70,10 +70,11 @@ impl<'d, S, A: Algorithm> Deciding<'d, S, A> {
         self.numbers.map_or(request, |numbers| request.numbers(numbers))
     }
 
-    /// The limit that decides in place of this one of the policy.
+    /// The capacity of the limit that decides in place of this one of the policy.
     #[cfg(feature = "tokio")]
-    pub(crate) fn limit(self, of_policy: &'d Limit<A>) -> &'d Limit<A> {
-        self.numbers.map_or(of_policy, |numbers| numbers.limit_of(of_policy))
+    pub(crate) fn capacity(self, of_policy: &'d ratelimit_core::Limit<A>) -> u64 {
+        let limit = self.numbers.map_or(of_policy, |numbers| numbers.limit_of(of_policy));
+        limit.algorithm().capacity()
     }
 
     /// Each decision with the limit that made it.

@@ -264,8 +264,7 @@ impl<S: Store<A>, A: Algorithm> Waiter<S, A> {
         position.held_until(deadline).map_err(held_back)?;
         let numbers = self.numbers_for(caller);
         let deciding = Deciding { limiter, numbers: numbers.as_deref() };
-        let admits = |position: &usize| deciding.limit(&limits[*position]).algorithm().capacity();
-        if applicable.iter().any(|position| admits(position) < cost) {
+        if applicable.iter().any(|position| deciding.capacity(&limits[*position]) < cost) {
             // No wait is long enough. Only the store can say so in a verdict. During an outage it
             // may admit the request in its turn.
             let verdict = deciding.request(caller).cost(cost).peek().await?;
@@ -447,7 +446,7 @@ impl<S: Store<A>, A: Algorithm> Waiter<S, A> {
             let told = advice.limits.iter().filter(|told| told.name == limit.name());
             let told = told.map(|told| told.remaining).min();
             is_told |= told.is_some();
-            let capacity = deciding.limit(limit).algorithm().capacity();
+            let capacity = deciding.capacity(limit);
             remaining.set(limit.name(), told.map_or(capacity, |told| told.min(capacity)));
         }
         if !is_told {
