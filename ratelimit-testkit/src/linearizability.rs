@@ -84,7 +84,7 @@ pub struct Event {
 }
 
 /// A change of a record during a [`History`]: what the store was asked to replace, by what, and
-/// whether it did. Records are told by their position among those of the history.
+/// whether it did. A position among the records of the history stands for each record.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RecordChange {
     /// The position of the limit.
