@@ -145,7 +145,8 @@ fn numbers() -> DecisionRun {
 /// A limit that looks for records. This caller has one.
 fn overridable(recorded: usize) -> DecisionRun {
     let limit = Limit::new("limit", gcra());
-    let limiter = limiter_by(limit.and_then(|limit| Limits::new([limit.overridable()])).expect("limits"));
+    let limiter =
+        limiter_by(limit.and_then(|limit| Limits::new([limit.overridable()])).expect("limits"));
     let (caller, record) = (CallerKey::new(recorded), Record::numbers(gcra()).forever());
     let set = limiter.set_record(caller.as_str(), "limit", record).now_or_never();
     let _before = set.expect("without waiting").expect("a record");

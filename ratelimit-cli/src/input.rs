@@ -22,10 +22,10 @@ pub(crate) use entry::{
     BadLine, InputEntry, NAMED_BAD_LINES, OTHERS, TOO_LONG, kept_line, line_text,
 };
 pub(crate) use format::{Detector, LINES as DETECTED_LINES};
-pub(crate) use jsonl::reason;
 pub(crate) use found::{LineTimeArg, LogOptions, Source, UnitArg};
 pub(crate) use guess::guess;
 pub(crate) use json_log::JsonFields;
+pub(crate) use jsonl::reason;
 pub(crate) use lines::Lines;
 pub(crate) use log_format::LogFormat;
 pub(crate) use parser::{FormatArg, OwnFormat, Parser};

@@ -3,12 +3,12 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use ratelimit_core::store::RecordStore;
 use ratelimit_core::{
     AnyAlgorithm, BucketedWindow, Concurrency, FirstRequestWindow, FixedWindow, Gcra, Limit,
     Limits, Lockout, Rate, RateLimiter, Record, ReservationId, SlidingCounter, SlidingLog, Store,
     Timestamp, TokenBucket, WindowLog,
 };
-use ratelimit_core::store::RecordStore;
 
 use crate::keys::CallerKey;
 use crate::measure::Fallible;
