@@ -26,3 +26,18 @@ fn a_fixed_window_recovers_at_its_reset_and_a_bucket_before() {
         assert_eq!(left(just_before) > 0, recovery == Recovery::Gradual, "{words}");
     }
 }
+
+/// The newest charge takes its time with it, so that at an earlier one, what was charged before
+/// counts as if the newest had never been. Once the clock is where it was, all of it is back.
+#[test]
+fn a_refund_while_the_clock_is_behind_leaves_what_was_there_before_the_newest_charge() {
+    let limit: AnyAlgorithm = "bucketed-window bucket 1s rates 10/5s, 100/15s".parse().expect("it");
+    let at = |second: u64| Timestamp::saturating_from_us(second * 1_000_000);
+    let first = limit.step(None, at(10), 10).write;
+    let newest = limit.step(first.after(None), at(15), 1).write;
+    let left = |state, second| limit.step(state, at(second), 0).decision.remaining;
+    assert_eq!([10, 15].map(|second| left(newest.after(None), second)), [9, 9]);
+    let refunded = limit.refund(newest.after(None), at(10), 1).expect("it can").write;
+    assert_eq!([10, 15].map(|second| left(refunded.after(None), second)), [0, 10]);
+    assert_eq!([10, 15].map(|second| left(first.after(None), second)), [0, 10]);
+}
