@@ -3,7 +3,9 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use ratelimit_core::store::{Batch, Check, RecordStore};
-use ratelimit_core::{AnyAlgorithm, Limits, RateLimiter, Record, Refusal, SyncStore, Timestamp};
+use ratelimit_core::{
+    AnyAlgorithm, Limits, RateLimiter, Record, Refusal, SyncStore, Timestamp, Verdict,
+};
 use ratelimit_memory::{MemoryError, MemoryStore};
 use ratelimit_testkit::block_on;
 
@@ -13,9 +15,13 @@ fn blocked() -> Record<AnyAlgorithm> {
     Record::blocked().forever()
 }
 
-/// Blocks a caller and clears it again and again, while others decide. A decision that begins after
-/// a change and ends before the next one sees that change.
-fn sees_each_change(words: &[&str]) {
+/// Gives a caller a record and clears it again and again, while others decide. A decision that
+/// begins after a change and ends before the next one sees that change.
+fn sees_each_change(
+    words: &[&str],
+    record: &Record<AnyAlgorithm>,
+    is_by_record: impl Fn(&Verdict) -> bool + Sync,
+) {
     const CHANGES: u64 = 100;
     let named = words.iter().enumerate();
     let limits: Vec<_> =
@@ -23,7 +29,7 @@ fn sees_each_change(words: &[&str]) {
     let store: MemoryStore = MemoryStore::builder().shards(2).build();
     // Odd while a record changes.
     let phase = AtomicU64::new(0);
-    let (seen_blocked, seen_free) = (AtomicU64::new(0), AtomicU64::new(0));
+    let (seen_record, seen_none) = (AtomicU64::new(0), AtomicU64::new(0));
     std::thread::scope(|scope| {
         for _ in 0..3 {
             scope.spawn(|| {
@@ -32,12 +38,12 @@ fn sees_each_change(words: &[&str]) {
                 let batch = Batch::new(&checks).expect("distinct");
                 while phase.load(Ordering::SeqCst) <= 4 * CHANGES {
                     let before = phase.load(Ordering::SeqCst);
-                    let allowed = store.apply_now(&batch).expect("decides").allowed();
+                    let by_record = is_by_record(&store.apply_now(&batch).expect("decides"));
                     let after = phase.load(Ordering::SeqCst);
                     if before == after && before.is_multiple_of(2) {
-                        let is_blocked = before % 4 == 2;
-                        assert_ne!(allowed, is_blocked, "{words:?}, phase {before}");
-                        let seen = if is_blocked { &seen_blocked } else { &seen_free };
+                        let has_record = before % 4 == 2;
+                        assert_eq!(by_record, has_record, "{words:?}, phase {before}");
+                        let seen = if has_record { &seen_record } else { &seen_none };
                         seen.fetch_add(1, Ordering::Relaxed);
                     }
                 }
@@ -45,7 +51,7 @@ fn sees_each_change(words: &[&str]) {
         }
         let last = limits.last().expect("some");
         for change in 0..2 * CHANGES {
-            let [old, new] = [None, Some(blocked())];
+            let [old, new] = [None, Some(record.clone())];
             let (old, new) = if change % 2 == 0 { (old, new) } else { (new, old) };
             phase.fetch_add(1, Ordering::SeqCst);
             let changed = store.exchange_record(last, "alice", old.as_ref(), new.as_ref());
@@ -53,7 +59,7 @@ fn sees_each_change(words: &[&str]) {
             phase.fetch_add(1, Ordering::SeqCst);
             // Until a decision lies between this change and the next. None may come if a thread
             // has panicked.
-            let seen = if new.is_some() { &seen_blocked } else { &seen_free };
+            let seen = if new.is_some() { &seen_record } else { &seen_none };
             let before = seen.load(Ordering::Relaxed);
             let mut turns = 0..1_000_000;
             while seen.load(Ordering::Relaxed) == before && turns.next().is_some() {
@@ -62,15 +68,23 @@ fn sees_each_change(words: &[&str]) {
         }
         phase.fetch_add(1, Ordering::SeqCst);
     });
-    assert!(seen_blocked.into_inner() >= CHANGES && seen_free.into_inner() >= CHANGES);
+    assert!(seen_record.into_inner() >= CHANGES && seen_none.into_inner() >= CHANGES);
 }
 
 #[test]
 fn every_path_sees_a_record_from_the_moment_that_it_is_set() {
-    sees_each_change(&["gcra 1000000000/s burst 1000000000"]);
-    sees_each_change(&["fixed-window 1000000000/d"]);
-    sees_each_change(&["gcra 1000000000/s burst 1000000000"; 2]);
-    sees_each_change(&["gcra 1000000000/s burst 1000000000", "sliding-counter 1000000000/m"]);
+    let blocks = |words: &[&str]| sees_each_change(words, &blocked(), |said| !said.allowed());
+    blocks(&["gcra 1000000000/s burst 1000000000"]);
+    blocks(&["fixed-window 1000000000/d"]);
+    blocks(&["gcra 1000000000/s burst 1000000000"; 2]);
+    blocks(&["gcra 1000000000/s burst 1000000000", "sliding-counter 1000000000/m"]);
+    for (words, numbers) in [
+        ("gcra 1000000000/s burst 1000000000", "gcra 1000000000/s burst 999999999"),
+        ("fixed-window 1000000000/d", "fixed-window 999999999/d"),
+    ] {
+        let record = Record::numbers(numbers.parse().expect("numbers")).forever();
+        sees_each_change(&[words], &record, |said| said.limit() == 999_999_999);
+    }
 }
 
 #[test]
