@@ -70,7 +70,10 @@ const OPS: [Op; 9] = [
     Op::Reset,
 ];
 
-fn requests() -> impl Strategy<Value = Vec<(u64, Op, Option<u128>, u64)>> {
+/// How much later a request is made, its operation, its id, and its cost.
+type Asked = (u64, Op, Option<u128>, u64);
+
+fn requests() -> impl Strategy<Value = Vec<Asked>> {
     let later = select(vec![0, 0, 1, 400_000, 2_500_000, 7_000_000, 60_000_000]);
     vec((later, select(&OPS[..]), prop::option::of(0..4_u128), 0..14_u64), 1..40)
 }
@@ -78,7 +81,7 @@ fn requests() -> impl Strategy<Value = Vec<(u64, Op, Option<u128>, u64)>> {
 /// Each operation warns if it crosses the threshold, and only then; a peek charges nothing.
 fn each_operation_warns_if_it_crosses_the_threshold(
     by: Warns,
-    (words, percent, requests): (&str, u8, Vec<(u64, Op, Option<u128>, u64)>),
+    (words, percent, requests): (&str, u8, Vec<Asked>),
 ) -> Result<(), TestCaseError> {
     let limit = limit("l", words).warn_at_percent(percent).expect("a percentage");
     let (store, mut at_us) = (PureStore::new(), 1_795_218_390_000_000);
