@@ -242,7 +242,7 @@ pub(crate) fn csv(text: &str) -> Log {
                 column => match column.split_once(':') {
                     Some(("cost", limit)) => _ = request.costs.insert(limit.to_owned(), number()),
                     Some((_, limit)) => {
-                        _ = request.numbers.insert(limit.to_owned(), own_number(cell))
+                        _ = request.numbers.insert(limit.to_owned(), own_number(cell));
                     }
                     None => drop(request.caller.insert(column.to_owned(), cell.to_owned())),
                 },
