@@ -20,6 +20,8 @@ use crate::examples::own_twin::Trial;
 /// What holds each command back until the test lets it go.
 struct Gate {
     open: Semaphore,
+    /// Holds back the commands that are about one of [`OUT`].
+    open_for_first: Semaphore,
     /// The server refuses the first command about this identifier.
     refused: Mutex<Option<&'static str>>,
     /// How many calls of scripts there were.
@@ -29,10 +31,18 @@ struct Gate {
 impl Gate {
     fn opens(&self) {
         self.open.add_permits(10_000);
+        self.opens_for_first();
+    }
+
+    /// Lets go only the calls that were the first ones out.
+    fn opens_for_first(&self) {
+        self.open_for_first.add_permits(10_000);
     }
 
     fn closes(&self) {
-        self.open.forget_permits(Semaphore::MAX_PERMITS);
+        for gate in [&self.open, &self.open_for_first] {
+            gate.forget_permits(Semaphore::MAX_PERMITS);
+        }
     }
 }
 
@@ -56,14 +66,17 @@ impl Gated {
     }
 
     async fn built(server: &RedisServer, builder: Builder, wrong: Option<Wrong>) -> Self {
-        let (open, refused) = (Semaphore::new(0), Mutex::default());
-        let gate = Arc::new(Gate { open, refused, calls: AtomicUsize::new(0) });
+        let (open, open_for_first) = (Semaphore::new(0), Semaphore::new(0));
+        let (refused, calls) = (Mutex::default(), AtomicUsize::new(0));
+        let gate = Arc::new(Gate { open, open_for_first, refused, calls });
         let connection = meddling_connection(server).await.clustered().holding();
         let connection = connection.before_with(Arc::clone(&gate), |gate, words| async move {
             let is_call = usize::from(words.name() == "EVALSHA");
             gate.calls.fetch_add(is_call, Ordering::SeqCst);
-            gate.open.acquire().await.expect("never closed").forget();
             let is_about = |key: &mut &str| words.0.iter().any(|word| word.ends_with(*key));
+            let is_first = OUT.into_iter().any(|mut key| is_about(&mut key));
+            let open = if is_first { &gate.open_for_first } else { &gate.open };
+            open.acquire().await.expect("never closed").forget();
             let refused = gate.refused.lock().unwrap().take_if(is_about);
             refused.map_or(Fate::Sent, |_| Fate::Refused)
         });
@@ -360,8 +373,9 @@ async fn a_given_runtime_sends_what_callers_of_stopped_runtimes_share() {
     });
     let (elsewhere, in_flight, limit) = begun.await;
     let shares = gated.asks(&[(&limit, "alice", 1)]).await;
-    // Those in flight end, and the next one departs. Then no thread drives the first ones' runtime.
-    gated.gate.open.add_permits(OUT.len());
+    // Those in flight end, and the next one departs, in whatever calls. Then no thread drives the
+    // first ones' runtime.
+    gated.gate.opens_for_first();
     let stopped = aside(move || {
         elsewhere.block_on(async {
             for task in in_flight {
