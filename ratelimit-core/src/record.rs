@@ -216,4 +216,12 @@ impl<A: Algorithm> Limit<A> {
             Change::Exempt => Standing::Exempt,
         }
     }
+
+    /// The numbers of [`standing`](Self::standing), without a limit at them: for a store that has
+    /// compared the [kinds](Algorithm::state_kind) of states when the record was set.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn standing_numbers(&self, record: &Record<A>) -> Option<A> {
+        record.copied_numbers().filter(|numbers| !self.would_owe_attempts(numbers))
+    }
 }

@@ -6,8 +6,7 @@
 //! of one hash; Fan et al., "Summary Cache", 2000). Several checks are decided by all of their
 //! records at one moment, so they ask only whether there is any record at all.
 
-use std::collections::HashMap;
-
+use hashbrown::HashTable;
 use once_cell::race::OnceBox;
 use ratelimit_core::algorithm::InMemory;
 use ratelimit_core::store::{Batch, Check, Standing};
@@ -25,28 +24,41 @@ pub(crate) struct Records<A> {
     /// How many there are.
     count: AtomicUsize,
     /// By the hash of the limit and the key. Locked after all else.
-    kept: Mutex<HashMap<u64, Vec<Kept<A>>>>,
+    kept: Mutex<HashTable<Kept<A>>>,
     pub(crate) most: usize,
 }
 
 /// A record, with the key that tells it from others of the same hash.
 struct Kept<A> {
+    hash: u64,
     key: Box<str>,
     record: Record<A>,
+    /// Whether it has no numbers, or these have the limit's states. It is so for every limit that
+    /// finds it: the hash is of the name and the kind of the states.
+    has_states: bool,
 }
+
+impl<A> Kept<A> {
+    fn is_of(&self, hash: u64, key: &str) -> bool {
+        self.hash == hash && *self.key == *key
+    }
+}
+
+/// A record blocks or exempts, by which no limit decides.
+pub(crate) struct NoNumbers;
 
 /// There is no room for another record.
 pub(crate) struct Full;
 
 /// How a check stands by these records.
 fn standing_by<A: InMemory>(
-    kept: &HashMap<u64, Vec<Kept<A>>>,
+    kept: &HashTable<Kept<A>>,
     check: &Check<'_, A>,
     hash: u64,
     now: Timestamp,
 ) -> Standing<A> {
     let limit = check.limit;
-    let record = || kept.get(&hash)?.iter().find(|kept| *kept.key == *check.key);
+    let record = || kept.find(hash, |kept| kept.is_of(hash, check.key));
     let record = if limit.is_overridable() { record() } else { None };
     limit.standing(record.map(|kept| &kept.record), now)
 }
@@ -61,7 +73,7 @@ impl<A: InMemory> Records<A> {
         Self {
             filter: OnceBox::new(),
             count: AtomicUsize::new(0),
-            kept: Mutex::new(HashMap::new()),
+            kept: Mutex::new(HashTable::new()),
             most,
         }
     }
@@ -106,18 +118,29 @@ impl<A: InMemory> Records<A> {
         checks.map(|(check, hash)| standing_by(&kept, check, *hash, now)).collect()
     }
 
-    /// How one check stands at `now`. Its state is locked.
-    pub(crate) fn standing(&self, check: &Check<'_, A>, hash: u64, now: Timestamp) -> Standing<A> {
+    /// The numbers by which one check is decided at `now`; nothing if those of the policy do. Its
+    /// state is locked.
+    pub(crate) fn numbers(
+        &self,
+        check: &Check<'_, A>,
+        hash: u64,
+        now: Timestamp,
+    ) -> Result<Option<A>, NoNumbers> {
         if !self.may_have(check.limit, hash) {
-            return Standing::Policy;
+            return Ok(None);
         }
-        standing_by(&lock(&self.kept), check, hash, now)
+        let kept = lock(&self.kept);
+        let found = kept.find(hash, |kept| kept.is_of(hash, check.key));
+        match found.filter(|kept| kept.has_states && kept.record.stands_at(now)) {
+            Some(kept) if kept.record.algorithm().is_none() => Err(NoNumbers),
+            found => Ok(found.and_then(|kept| check.limit.standing_numbers(&kept.record))),
+        }
     }
 
     /// The record of a key that stands at `now`.
     pub(crate) fn get(&self, hash: u64, key: &str, now: Timestamp) -> Option<Record<A>> {
         let kept = lock(&self.kept);
-        let found = kept.get(&hash)?.iter().find(|kept| &*kept.key == key)?;
+        let found = kept.find(hash, |kept| kept.is_of(hash, key))?;
         Some(found.record.clone()).filter(|record| record.stands_at(now))
     }
 
@@ -125,6 +148,7 @@ impl<A: InMemory> Records<A> {
     /// is.
     pub(crate) fn exchange(
         &self,
+        limit: &Limit<A>,
         (hash, key): (u64, &str),
         now: Timestamp,
         standing: Option<&Record<A>>,
@@ -134,33 +158,31 @@ impl<A: InMemory> Records<A> {
         A: PartialEq,
     {
         // Foreign code, before anything is written.
-        let next = next.cloned();
+        let next = next.cloned().map(|record| {
+            let kind = limit.algorithm().state_kind();
+            let has_states = record.algorithm().is_none_or(|numbers| numbers.state_kind() == kind);
+            Kept { hash, key: key.into(), record, has_states }
+        });
         let mut all = lock(&self.kept);
-        let place_of = |of: &Vec<Kept<A>>| of.iter().position(|kept| &*kept.key == key);
-        let found = all.get(&hash).and_then(place_of);
-        let before = all.get_mut(&hash).zip(found);
-        let stands = before.as_ref().map(|(of, place)| &of[*place].record);
+        let before = all.find_entry(hash, |kept| kept.is_of(hash, key)).ok();
+        let stands = before.as_ref().map(|before| &before.get().record);
         if stands.filter(|record| record.stands_at(now)) != standing {
             return Ok(false);
         }
         let replaced = match (before, next) {
-            (Some((of, place)), Some(next)) => Some(std::mem::replace(&mut of[place].record, next)),
-            (Some((of, place)), None) => {
-                let removed = of.swap_remove(place);
-                if of.is_empty() {
-                    all.remove(&hash);
-                }
+            (Some(mut before), Some(next)) => Some(std::mem::replace(before.get_mut(), next)),
+            (Some(before), None) => {
                 self.uncount(hash);
-                Some(removed.record)
+                Some(before.remove().0)
             }
-            (None, Some(record)) => {
+            (None, Some(next)) => {
                 if self.count() >= self.most {
                     self.forget_ended(&mut all, now);
                 }
                 if self.count() >= self.most {
                     return Err(Full);
                 }
-                all.entry(hash).or_default().push(Kept { key: key.into(), record });
+                all.insert_unique(hash, next, |kept| kept.hash);
                 let filter = self
                     .filter
                     .get_or_init(|| Box::new((0..COUNTERS).map(|_| AtomicU32::new(0)).collect()));
@@ -186,16 +208,13 @@ impl<A: InMemory> Records<A> {
     }
 
     /// Removes the records that have ended.
-    fn forget_ended(&self, all: &mut HashMap<u64, Vec<Kept<A>>>, now: Timestamp) {
-        all.retain(|hash, of| {
-            of.retain(|kept| {
-                let stands = kept.record.stands_at(now);
-                if !stands {
-                    self.uncount(*hash);
-                }
-                stands
-            });
-            !of.is_empty()
+    fn forget_ended(&self, all: &mut HashTable<Kept<A>>, now: Timestamp) {
+        all.retain(|kept| {
+            let stands = kept.record.stands_at(now);
+            if !stands {
+                self.uncount(kept.hash);
+            }
+            stands
         });
     }
 }

@@ -455,7 +455,7 @@ impl<A: InMemory + PartialEq, C: Clock> RecordStore<A> for MemoryStore<A, C> {
             return ready(Err(refused.into()));
         }
         let (hash, now) = (self.hash(limit, key), self.clock.now());
-        let exchanged = self.records.exchange((hash, key), now, standing, next);
+        let exchanged = self.records.exchange(limit, (hash, key), now, standing, next);
         ready(exchanged.map_err(|Full| MemoryError::Records { most: self.records.most }))
     }
 }

@@ -97,7 +97,7 @@ impl<A: Algorithm> Limit<A> {
 
     /// The same limit by another algorithm, without a `max`, which was that of its own.
     pub(super) fn by_algorithm(&self, algorithm: A) -> Result<Self, ConfigError> {
-        // A record's numbers are made a limit for each decision by them: without formatting a name.
+        // Without formatting a name: the locked batch makes a record's numbers a limit each time.
         let (state_name, fingerprint) = if algorithm.state_kind() == self.algorithm.state_kind() {
             (Arc::clone(&self.state_name), self.fingerprint)
         } else {
@@ -125,11 +125,16 @@ impl<A: Algorithm> Limit<A> {
     fn can_decide_by(&self, own: &Self) -> Result<(), Unaccepted> {
         if own.fingerprint != self.fingerprint {
             Err(OTHER_STATES)
-        } else if self.counts_attempts && own.algorithm.debt() > 0 {
+        } else if self.would_owe_attempts(&own.algorithm) {
             Err(OWED_ATTEMPTS)
         } else {
             Ok(())
         }
+    }
+
+    /// Whether its denied requests would be owed at these numbers.
+    pub(crate) fn would_owe_attempts(&self, numbers: &A) -> bool {
+        self.counts_attempts && numbers.debt() > 0
     }
 
     /// Whether it accepts this limit of its name, which was made of it or of an earlier version.

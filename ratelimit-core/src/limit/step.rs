@@ -8,7 +8,7 @@ use alloc::format;
 use super::Limit;
 use crate::algorithms::{Algorithm, Step};
 use crate::error::ConfigError;
-use crate::in_memory::{Compact, InMemory, through_states};
+use crate::in_memory::{Compact, InMemory, step_compact, through_states};
 use crate::timestamp::Timestamp;
 
 impl<A: Algorithm> Limit<A> {
@@ -93,25 +93,30 @@ impl<A: Algorithm> Limit<A> {
     #[inline]
     pub fn step(&self, state: Option<&A::State>, now: Timestamp, cost: u64) -> Step<A::State> {
         if self.counts_attempts {
-            self.step_attempt(state, now, cost)
+            step_attempt(&self.algorithm, state, now, cost)
         } else {
             self.algorithm.step(state, now, cost)
         }
     }
+}
 
-    #[cold]
-    fn step_attempt(&self, state: Option<&A::State>, now: Timestamp, cost: u64) -> Step<A::State> {
-        let step = self.algorithm.step(state, now, cost);
-        if step.decision.allowed {
-            return step;
-        }
-        let charge = cost.min(self.algorithm.capacity());
-        let Some(Step { write, .. }) = self.algorithm.fill(state, now, charge) else { return step };
-        // A state that another limit wrote may look emptier once it is charged.
-        let after = self.algorithm.step(write.after(state), now, cost).decision;
-        let decision = if after.allowed { step.decision } else { after };
-        Step { decision, write }
+#[cold]
+fn step_attempt<A: Algorithm>(
+    algorithm: &A,
+    state: Option<&A::State>,
+    now: Timestamp,
+    cost: u64,
+) -> Step<A::State> {
+    let step = algorithm.step(state, now, cost);
+    if step.decision.allowed {
+        return step;
     }
+    let charge = cost.min(algorithm.capacity());
+    let Some(Step { write, .. }) = algorithm.fill(state, now, charge) else { return step };
+    // A state that another limit wrote may look emptier once it is charged.
+    let after = algorithm.step(write.after(state), now, cost).decision;
+    let decision = if after.allowed { step.decision } else { after };
+    Step { decision, write }
 }
 
 impl<A: InMemory> Limit<A> {
@@ -131,7 +136,7 @@ impl<A: InMemory> Limit<A> {
         if step.decision.allowed {
             return step;
         }
-        self.step_attempt(Some(state), now, cost).map(|next| *state = next)
+        step_attempt(&self.algorithm, Some(state), now, cost).map(|next| *state = next)
     }
 
     /// [Steps](Self::step) a compact state: decodes it, steps, and encodes the next state.
@@ -146,6 +151,23 @@ impl<A: InMemory> Limit<A> {
         cost: u64,
     ) -> Option<Step<Compact>> {
         through_states::<A>(state, |state| self.step(state, now, cost))
+    }
+
+    /// The same at other numbers, which have this limit's states.
+    #[doc(hidden)]
+    #[inline]
+    pub fn step_compact_at(
+        &self,
+        numbers: &A,
+        state: Option<Compact>,
+        now: Timestamp,
+        cost: u64,
+    ) -> Option<Step<Compact>> {
+        if self.counts_attempts {
+            through_states::<A>(state, |state| step_attempt(numbers, state, now, cost))
+        } else {
+            step_compact(numbers, state, now, cost)
+        }
     }
 }
 

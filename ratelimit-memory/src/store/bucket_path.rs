@@ -2,7 +2,7 @@
 //! It inserts new keys, and serves the fast path when that meets too many writers.
 
 use ratelimit_core::algorithm::{InMemory, Step, Write};
-use ratelimit_core::store::{Batch, Check, Op, Standing};
+use ratelimit_core::store::{Batch, Check, Op};
 use ratelimit_core::{Clock, Decision, Timestamp};
 
 use super::MemoryStore;
@@ -23,26 +23,23 @@ impl<A: InMemory, C: Clock> MemoryStore<A, C> {
         let charges = batch.operation() == Op::Acquire;
         loop {
             // Dropped once the buckets are unlocked.
-            let standing;
+            let numbers;
             let mut pair = table.lock(address);
             // Only now: a thread that locks the bucket later must not decide by an earlier time.
             let now = self.clock.now();
             if now == Timestamp::MAX {
                 return None;
             }
-            standing = self.records.standing(check, hash, now);
-            let limit = match &standing {
-                Standing::Policy => check.limit,
-                Standing::Numbers(limit) => limit,
-                Standing::Blocked(_) | Standing::Exempt => return None,
-            };
+            numbers = self.records.numbers(check, hash, now).ok()?;
+            let algorithm = numbers.as_ref().unwrap_or_else(|| check.limit.algorithm());
             let slot_index = pair.find();
             if slot_index.is_none() && pair.has_spilled() && self.capacity.in_shards.used() > 0 {
                 return None;
             }
             let state = slot_index.map(|slot_index| table.unpack(pair.get(slot_index)));
-            let Step { decision, write } = limit.step_compact(state, now, check.cost)?;
-            if may_owe(limit.algorithm(), &decision) {
+            let Step { decision, write } =
+                check.limit.step_compact_at(algorithm, state, now, check.cost)?;
+            if may_owe(algorithm, &decision) {
                 return None;
             }
             match (write, slot_index) {

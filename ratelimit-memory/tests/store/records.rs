@@ -179,3 +179,41 @@ fn a_record_that_does_not_fit_its_limit_is_refused_by_name() {
     let ended = Record::<AnyAlgorithm>::blocked().until(end);
     assert!(!ended.stands_at(end) && ended.stands_at(Timestamp::saturating_from_us(4)));
 }
+
+#[test]
+fn numbers_that_the_limit_cannot_decide_by_count_as_none() {
+    let (store, _) = store::<AnyAlgorithm>(|builder| builder);
+    let api = limit("api", "gcra 10/s burst 20").overridable();
+    let attempts = api.clone().count_attempts().expect("counts attempts");
+    let set = |key: &str, numbers: &str| {
+        let record = Record::numbers(numbers.parse().expect(numbers)).forever();
+        let set = store.exchange_record(&api, key, None, Some(&record));
+        assert_eq!(block_on(set), Ok(true));
+    };
+    // The store sets what it is given; a limiter refuses the first, and the second for `attempts`.
+    set("alice", "fixed-window 9/s");
+    set("bob", "gcra 10/s burst 40 debt 3");
+    set("carol", "gcra 10/s burst 40");
+    for (limit, key, due) in [
+        (&api, "alice", 20),
+        (&attempts, "alice", 20),
+        (&api, "bob", 40),
+        (&attempts, "bob", 20),
+        (&api, "carol", 40),
+        (&attempts, "carol", 40),
+    ] {
+        for _ in 0..2 {
+            let check = Check { limit, key, cost: 1 };
+            assert_eq!(
+                store.apply_now(&Batch::one(&check)).expect("decides").limit(),
+                due,
+                "{key}"
+            );
+        }
+    }
+    // At the numbers of a record, a denied attempt is charged as well.
+    let all = Check { limit: &attempts, key: "carol", cost: 50 };
+    assert!(!store.apply_now(&Batch::one(&all)).expect("decides").allowed());
+    let one = Check { cost: 1, ..all };
+    assert!(!store.apply_now(&Batch::one(&one)).expect("decides").allowed());
+}
