@@ -127,6 +127,7 @@ mod tests {
                 "%{X-Tenant}i",
             ),
             ("%h %^ %e [%x] \"%r\" %s %b \"%R\" \"%u\" %C %T", "%C"),
+            ("%h %^ %e [%d:%t %^] \"%r\" %s %b \"%R\" \"%u\" %C %T", "%C"),
         ] {
             let mut tenant = vec![("tenant".to_owned(), Source::Field(tenant.to_owned()))];
             tenant.push(("of_path".to_owned(), Source::InPath(path.clone())));

@@ -29,6 +29,12 @@ pub(super) fn run(args: &FormatsArgs) -> Result<u8, Failure> {
         shown.push(request.entry);
     }
     let format = requests.format().ok_or_else(|| requests.unknown())?;
+    if shown.is_empty() {
+        return Err(Failure::input(format!(
+            "{}: no line is a request as {format}; `ratelimit replay` says why",
+            requests.names()
+        )));
+    }
     if args.json {
         let requests = shown.iter().map(|entry| {
             let list = &entry.caller.named.list;

@@ -14,6 +14,7 @@
 use super::address::address;
 use super::entry::BadLine;
 use super::found::{Found, LogOptions, Role, Source, UnitArg};
+use super::request::host_name;
 use crate::text::quote;
 
 const EXPECTED: &str = "expected `ADDRESS - USER [TIME] \"REQUEST\" STATUS …`";
@@ -149,38 +150,28 @@ struct Who<'l> {
 
 fn before_time(head: &[u8]) -> Result<Who<'_>, String> {
     const NO_CLIENT: &str = "has no client before its [TIME]";
-    let (first, mut rest) = word(head).ok_or(NO_CLIENT)?;
-    let (mut client, mut host) = (first, None);
-    let is_address = |word: &[u8]| str::from_utf8(word).is_ok_and(|word| address(word).is_some());
-    // The client and its proxies, by commas, as of `X-Forwarded-For`.
-    let mut list = first;
-    while let Some(member) = list.strip_suffix(b",").filter(|member| is_address(member)) {
-        let (_, (next, behind)) = (member, word(rest).ok_or(NO_CLIENT)?);
-        (list, rest) = (next, behind);
-        client = &head[..head.len() - behind.len()];
-    }
-    if client == first && !first.split(|&b| b == b',').all(is_address) {
-        match word(rest) {
-            Some((next, behind))
-                if is_address(next.split(|&b| b == b',').next().unwrap_or(next)) =>
-            {
-                (host, client, rest) = (Some(name_of_host(first)), next, behind);
-            }
-            // Taken for a client, what stands before an address would be one for all.
-            _ => {
-                let mut later = rest.split(u8::is_ascii_whitespace);
-                if let Some(later) = later.find(|word| word.len() > 6 && is_address(word)) {
-                    let text = |bytes| quote(&String::from_utf8_lossy(bytes), 40);
-                    return Err(format!(
-                        "begins with {}, which is no address, and {} is one",
-                        text(first),
-                        text(later)
-                    ));
-                }
-            }
+    let (first, rest) = word(head).ok_or(NO_CLIENT)?;
+    let text = |bytes| quote(&String::from_utf8_lossy(bytes), 40);
+    let (mut host, (mut client, mut rest)) = (None, clients(head).unwrap_or((first, rest)));
+    let has_port = client == first && host_name(first).len() < first.len();
+    let next = clients(rest).filter(|_| !is_known(first) || has_port);
+    if let Some((next, behind)) = next.filter(|_| is_name(host_name(first))) {
+        (host, client, rest) = (Some(host_name(first)), next, behind);
+    } else if !is_known(client.split(|&b| b == b',').next_back().unwrap_or(client)) {
+        // Taken for a client, what stands before an address would be one for all.
+        let mut later = rest.split(u8::is_ascii_whitespace);
+        if let Some(later) = later.find(|word| word.len() > 6 && is_known(word)) {
+            let (first, later) = (text(first), text(later));
+            return Err(format!("begins with {first}, which is no address, and {later} is one"));
+        }
+        if !is_name(client) {
+            return Err(format!("begins with {}, which is no address and no name", text(first)));
         }
     }
-    let (_identity, user) = word(rest).unwrap_or((rest, b""));
+    let (identity, user) = word(rest).unwrap_or((rest, b""));
+    if identity.ends_with(b",") {
+        return Err("has two clients before its [TIME]; name one by --log-format".to_owned());
+    }
     let mut user = user.trim_ascii();
     // What old ingress controllers write behind the address: `- [ADDRESS] - USER`.
     if user.starts_with(b"[")
@@ -196,11 +187,27 @@ fn before_time(head: &[u8]) -> Result<Who<'_>, String> {
     Ok(Who { host, client, user })
 }
 
-/// A virtual host without its port.
-fn name_of_host(host: &[u8]) -> &[u8] {
-    let colon = host.iter().rposition(|&b| b == b':');
-    let port = |at: usize| host[at + 1..].iter().all(u8::is_ascii_digit);
-    colon.filter(|at| port(*at)).map_or(host, |at| &host[..at])
+/// The address of a client, or a list that begins with it, by commas, and what follows.
+fn clients(head: &[u8]) -> Option<(&[u8], &[u8])> {
+    let is_member = |word: &[u8]| is_known(word) || matches!(word, b"-" | b"unknown");
+    let (mut member, mut rest) = word(head)?;
+    while let Some(known) = member.strip_suffix(b",") {
+        (member, rest) = word(rest).filter(|_| is_member(known))?;
+    }
+    let list = &head[..head.len() - rest.len()];
+    let mut members = member.split(|&b| b == b',');
+    members.all(|one| is_known(one)).then(|| (list.trim_ascii_end(), rest))
+}
+
+/// Whether a word is an address.
+fn is_known(word: &[u8]) -> bool {
+    str::from_utf8(word).is_ok_and(|word| address(word).is_some())
+}
+
+/// Whether a word may be the name of a host.
+fn is_name(word: &[u8]) -> bool {
+    let is_part = |b: &u8| b.is_ascii_alphanumeric() || b".-_".contains(b) || *b >= 0x80;
+    is_known(word) || word.iter().all(is_part)
 }
 
 /// The request, the status, and what follows it.
@@ -304,6 +311,8 @@ mod tests {
             (with("[198.51.100.1, 10.0.0.1] - bob", "10:05:03 +0000"), Some("bob")),
             (of(request).replacen("100.1", "100.1, 10.0.0.1, 10.0.0.2", 1), None),
             (of(request).replacen("100.1", "100.1,10.0.0.1", 1), None),
+            (format!("-, {}", of(request)), None),
+            (format!("unknown, {}", of(request).replacen("100.1", "100.1, 10.0.0.1", 1)), None),
             (of(request).replacen("100.1", "100.1:5678", 1), None),
             (format!("::ffff:{}", of(request)), None),
         ] {
@@ -322,6 +331,13 @@ mod tests {
         for (line, ip, host) in [
             (format!("shop.example:443 {line}"), "192.0.2.7", Some("shop.example")),
             (format!("shop.example {line}"), "192.0.2.7", Some("shop.example")),
+            (format!("10.0.0.5:80 {line}"), "192.0.2.7", Some("10.0.0.5")),
+            (format!("[2001:db8::9]:80 {line}"), "192.0.2.7", Some("[2001:db8::9]")),
+            (
+                format!("shop.example {}", line.replacen("2.7", "2.7, 10.0.0.1", 1)),
+                "192.0.2.7",
+                Some("shop.example"),
+            ),
             (line.replacen("192.0.2.7", "client.example", 1), "client.example", None),
             (line.replacen("192.0.2.7", "2001:db8::1", 1), "2001:db8::/64", None),
         ] {
@@ -399,6 +415,11 @@ mod tests {
             (format!("Jul 18 11:07:07 web1 nginx[1]: {line}"), "\"Jul\", which is no address"),
             (format!("a b {line}"), "\"192.0.2.7\" is one"),
             (format!("a b - - {}", &line[14..]), "a field too many"),
+            (format!("10.0.0.1 192.0.2.7, {line}"), "two clients"),
+            (format!("\0\0{line}"), "no address and no name"),
+            (format!("\u{1b}[36mweb-1 | {line}"), "which is no address"),
+            (format!("access.log:{line}"), "no address and no name"),
+            (format!("INFO: {line}"), "which is no address"),
             ("\u{1b}[2J".to_owned(), "got \"\\u{1b}[2J\""),
             (with_time("\u{1b}"), "the time is \"\\u{1b}\","),
         ] {

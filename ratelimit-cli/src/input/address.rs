@@ -16,10 +16,11 @@ pub(super) fn address(text: &str) -> Option<IpAddr> {
     })
 }
 
-/// The client of a text, which may be a list of the client and its proxies: the first.
+/// The client of a text, which may be a list of the client and its proxies: the first that is
+/// known.
 pub(super) fn client(text: &str, ipv6_prefix: u8) -> String {
     let first = text.split(',').next().unwrap_or(text).trim();
-    match address(first) {
+    match text.split(',').find_map(address) {
         Some(IpAddr::V4(ip)) => ip.to_string(),
         // As the HTTP layer does: a client has a network.
         Some(IpAddr::V6(ip)) if !ip.is_unicast_link_local() && ipv6_prefix < 128 => {
@@ -58,6 +59,8 @@ mod tests {
             ("[2001:db8::1]:443", "2001:db8::/64"),
             ("fe80::1", "fe80::1"),
             ("192.0.2.7, 198.51.100.1, 203.0.113.2", "192.0.2.7"),
+            ("-, 192.0.2.7", "192.0.2.7"),
+            ("unknown, 192.0.2.7, 10.0.0.1", "192.0.2.7"),
             ("client.example.org", "client.example.org"),
             ("unknown", "unknown"),
         ] {

@@ -21,15 +21,18 @@ pub(crate) enum Envelope {
     Syslog,
     /// Docker compose: `web-1  | …`.
     Compose,
+    /// A moment, as of `docker logs -t` and `kubectl logs --timestamps`.
+    Timestamp,
 }
 
-const ALL: [Envelope; 6] = [
+const ALL: [Envelope; 7] = [
     Envelope::DockerJson,
     Envelope::JournalJson,
     Envelope::Cri,
     Envelope::Syslog5424,
     Envelope::Syslog,
     Envelope::Compose,
+    Envelope::Timestamp,
 ];
 
 /// The line in an object.
@@ -66,6 +69,7 @@ impl Envelope {
             Self::Syslog5424 => &SYSLOG_5424,
             Self::Syslog => &SYSLOG,
             Self::Compose => &COMPOSE,
+            Self::Timestamp => &TIMESTAMP,
         };
         Some(Cow::Borrowed(&line[prefix.as_ref()?.find(line)?.end()..]))
     }
@@ -79,6 +83,7 @@ impl Envelope {
             Self::Syslog5424 => "syslog (RFC 5424)",
             Self::Syslog => "syslog",
             Self::Compose => "docker compose",
+            Self::Timestamp => "lines with a moment in front",
         }
     }
 }
@@ -98,6 +103,10 @@ static SYSLOG: Prefix = LazyLock::new(|| {
     Regex::new(&format!(r"(?-u)^(?:<\d{{1,3}}>)?{time} \S+ [^\s:\[]+(?:\[\d*\])?: ")).ok()
 });
 static COMPOSE: Prefix = LazyLock::new(|| Regex::new(r"(?-u)^[A-Za-z0-9][\w.-]* +\| ").ok());
+static TIMESTAMP: Prefix = LazyLock::new(|| {
+    let zone = r"(?:Z|[+-]\d\d:?\d\d)";
+    Regex::new(&format!(r"(?-u)^\d{{4}}-\d\d-\d\dT\d\d:\d\d:\d\d(?:[.,]\d+)?{zone} ")).ok()
+});
 
 #[cfg(test)]
 mod tests {
@@ -122,6 +131,7 @@ mod tests {
                 "",
             ),
             (Envelope::Compose, "web-1  | ", ""),
+            (Envelope::Timestamp, "2016-10-06T00:17:09.669794202Z ", ""),
         ] {
             let is_json = before.starts_with('{');
             let shipped = format!("{before}{}{after}", if is_json { &quoted } else { line });

@@ -35,8 +35,7 @@ pub(crate) struct Detector {
 
 impl Detector {
     pub(crate) fn new(format: FormatArg, own: Option<OwnFormat>, options: Rc<LogOptions>) -> Self {
-        let is_csv = format == FormatArg::Csv;
-        let likely = if is_csv { FormatArg::Csv } else { FormatArg::Combined };
+        let likely = if format == FormatArg::Auto { FormatArg::Combined } else { format };
         Self { format, own, options, first: None, likely, bad: Vec::new() }
     }
 
@@ -74,9 +73,9 @@ impl Detector {
             if w3c::is_directive(bytes) && !is_csv {
                 return Ok(None);
             }
-            if bytes.trim_ascii_start().starts_with(b"{") && !is_csv {
+            if is_auto && bytes.trim_ascii_start().starts_with(b"{") {
                 self.likely = FormatArg::Jsonl;
-            } else if bytes.windows(5).any(|five| five == b"at_us") {
+            } else if is_auto && bytes.windows(5).any(|five| five == b"at_us") {
                 self.likely = FormatArg::Csv;
             }
             self.first.get_or_insert_with(|| kept_line(bytes));
@@ -113,9 +112,10 @@ impl Detector {
                 Some(parser) => parser.explain(&bytes),
                 None => match Parser::to_explain(likely, &options) {
                     Some(mut parser) => Some(parser.explain(&bytes).unwrap_or_else(|| {
-                        format!("is a line of a {}, which is not asked for", parser.name())
+                        format!("is in another format than was asked for: {}", parser.name())
                     })),
-                    None => Some(csv::no_header(&bytes)),
+                    None if likely == FormatArg::Csv => Some(csv::no_header(&bytes)),
+                    None => Some(format!("is not in the format {}", likely.name())),
                 },
             };
             Some((number, bad?))

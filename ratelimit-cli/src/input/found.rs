@@ -7,12 +7,12 @@ use ratelimit_core::Timestamp;
 use ratelimit_core::store::Op;
 use regex::Regex;
 
-use super::address::client;
+use super::address::{address, client};
 use super::entry::{BadLine, InputEntry};
 use super::moment::Moments;
 use super::request::{method, path};
 use crate::caller::{Caller, Named};
-use crate::text::decimal;
+use crate::text::{decimal, quote};
 
 /// A unit of time, in microseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -143,6 +143,16 @@ impl<'l> Found<'l> {
         place.get_or_insert(text);
     }
 
+    /// Whether an address stands where the client does.
+    pub(super) fn check_client(&self) -> Result<(), BadLine> {
+        let client = self.client.as_deref().or(self.forwarded.as_deref());
+        let client = client.ok_or("names no client")?;
+        if client.split(',').any(|one| address(one).is_some()) {
+            return Ok(());
+        }
+        Err(format!("has {} in the place of the client's address", quote(client, 40)))
+    }
+
     /// Adds a part of the time that the request took. A text with a unit has that one.
     fn took(&mut self, text: &str, unit_ns: u64) {
         const UNITS: [(&str, u64); 5] =
@@ -167,7 +177,10 @@ impl<'l> Found<'l> {
     ) -> Result<InputEntry, BadLine> {
         let mut at = match (&self.time, &self.date, &self.clock) {
             (Some(time), ..) => moments.read(time)?,
-            (None, Some(date), Some(clock)) => moments.read(&format!("{date} {clock}"))?,
+            (None, Some(date), Some(clock)) => {
+                let between = if date.contains('/') { ":" } else { " " };
+                moments.read(&format!("{date}{between}{clock}"))?
+            }
             _ => return Err("has no time".to_owned()),
         };
         if options.line_time.unwrap_or(line_time) == LineTimeArg::End {
@@ -175,23 +188,25 @@ impl<'l> Found<'l> {
         }
         let ip = self.client.or(self.forwarded);
         let ip = ip.map(|text| client(&text, options.ipv6_prefix));
+        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
         let (target, request) = (self.target.as_deref(), self.request.as_deref());
         let of_request = request.unwrap_or_default().as_bytes();
         let path = match target {
             Some(target) => super::request::target_path(target.as_bytes()),
             None => path(of_request),
         };
+        let authority = target.map(str::as_bytes).or_else(|| super::request::target(of_request));
+        let authority = authority.and_then(super::request::authority).map(text);
         let method = match &self.method {
             Some(name) => Some(name.as_bytes()),
             None => method(of_request),
         };
-        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
         let named = [
             ("ip", ip.clone()),
             ("user", self.user.map(Cow::into_owned)),
             ("path", path.map(text)),
             ("method", method.map(text)),
-            ("host", self.host.map(Cow::into_owned)),
+            ("host", self.host.map(Cow::into_owned).or(authority)),
         ];
         let named = named.into_iter().filter_map(|(name, value)| Some((name.into(), value?)));
         let mut named: Vec<(Cow<'static, str>, String)> = named.collect();

@@ -13,6 +13,8 @@ use crate::text::quote;
 pub(crate) struct JsonFields {
     fields: Vec<(Role, Paths)>,
     line_time: LineTimeArg,
+    /// A field, and with what it begins in the lines that are requests, if it is there.
+    only: Option<(Paths, &'static str)>,
 }
 
 /// Paths, of which the first that is there tells: `request.client_ip|request.remote_ip`.
@@ -91,12 +93,17 @@ impl JsonFields {
         if ![Role::Client, Role::Forwarded, Role::User].into_iter().any(has) {
             return Err("it names no client, such as ip=request.client_ip".to_owned());
         }
-        Ok(Self { fields, line_time: LineTimeArg::Arrival })
+        Ok(Self { fields, line_time: LineTimeArg::Arrival, only: None })
     }
 
     /// The same, with another time of a line.
     pub(super) fn at(self, line_time: LineTimeArg) -> Self {
         Self { line_time, ..self }
+    }
+
+    /// The same, of lines only in which this field, if it is there, begins so.
+    pub(super) fn only(self, path: &str, start: &'static str) -> Self {
+        Self { only: Some((Paths::parse(path), start)), ..self }
     }
 
     pub(super) fn reader(&self, options: &LogOptions) -> JsonLog {
@@ -121,10 +128,17 @@ impl JsonLog {
         self.fields.line_time
     }
 
-    pub(super) fn find(&self, line: &[u8]) -> Result<Found<'static>, BadLine> {
+    /// What a line says of its request. `None` if it is one of another kind.
+    pub(super) fn find(&self, line: &[u8]) -> Result<Option<Found<'static>>, BadLine> {
         let object: Value = serde_json::from_slice(line).map_err(|_| {
             format!("is no JSON object: {}", quote(&String::from_utf8_lossy(line), 60))
         })?;
+        let is_other = |(field, start): &(Paths, &str)| {
+            field.find(&object).is_some_and(|text| !text.starts_with(start))
+        };
+        if self.fields.only.as_ref().is_some_and(is_other) {
+            return Ok(None);
+        }
         let mut found = Found::default();
         for (role, paths) in &self.fields.fields {
             if let Some(text) = paths.find(&object) {
@@ -136,6 +150,6 @@ impl JsonLog {
             Some((*place, Cow::Owned(paths.find(&object)?.into_owned())))
         });
         found.identifiers = wanted.collect();
-        Ok(found)
+        Ok(Some(found))
     }
 }

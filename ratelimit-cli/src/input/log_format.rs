@@ -122,6 +122,9 @@ impl LogFormat {
                     } else if *role == Role::Time {
                         // A day and a time of day may have a blank between them.
                         r"\d{4}[-/]\d\d[-/]\d\d[ T]\d\d:\d\d:\d\d\S*?|.*?"
+                    } else if *role == Role::Client && after.starts_with(':') {
+                        // The port stands behind the last colon.
+                        r"\S+"
                     } else if *role == Role::Client {
                         r"\S+?"
                     } else if after.is_empty() {
@@ -264,6 +267,7 @@ fn variable(name: &str) -> Role {
         "http_user_agent" => Role::Agent,
         "request_time" => Role::Duration(UnitArg::S),
         "duration_ms" => Role::Duration(UnitArg::Ms),
+        "duration_us" => Role::Duration(UnitArg::Us),
         _ => Role::Other,
     }
 }

@@ -71,7 +71,7 @@ enum How {
 
 /// The formats that have a description; of those that a line fits, the first is its format. In
 /// strings as nginx has them, `$_` is left out.
-const DESCRIBED: [(FormatArg, LineTimeArg, How); 16] = {
+const DESCRIBED: [(FormatArg, LineTimeArg, How); 17] = {
     use FormatArg as F;
     use LineTimeArg::{Arrival, End};
     [
@@ -114,7 +114,7 @@ const DESCRIBED: [(FormatArg, LineTimeArg, How); 16] = {
             F::Haproxy,
             Arrival,
             Text(
-                "$remote_addr [$time_local] $frontend $backend/$server $_/$_/$_/$_/$duration_ms $status $_ $_ $_ \
+                "$remote_addr:$remote_port [$time_local] $frontend $backend/$server $_/$_/$_/$_/$duration_ms $status $_ $_ $_ \
                  $termination_state $_/$_/$_/$_/$_ $_/$_ \"$request\"",
             ),
         ),
@@ -123,7 +123,7 @@ const DESCRIBED: [(FormatArg, LineTimeArg, How); 16] = {
             F::Haproxy,
             Arrival,
             Text(
-                "$remote_addr [$time_local] $frontend $backend/$server $_/$_/$_/$_/$duration_ms $status $_ $_ $_ \
+                "$remote_addr:$remote_port [$time_local] $frontend $backend/$server $_/$_/$_/$_/$duration_ms $status $_ $_ $_ \
                  $termination_state $_/$_/$_/$_/$_ $_/$_ {$captured_headers} \"$request\"",
             ),
         ),
@@ -164,7 +164,15 @@ const DESCRIBED: [(FormatArg, LineTimeArg, How); 16] = {
             Arrival,
             Text(
                 "[pid: $_] $remote_addr ($remote_user) {$_} [$time_local] $request_method $request_uri => \
-                 generated $_ bytes in $duration_ms msecs ($_ $status) $_",
+                 generated $_ bytes in $duration_ms msecs $_(HTTP/$_ $status) $_",
+            ),
+        ),
+        (
+            F::Uwsgi,
+            Arrival,
+            Text(
+                "[pid: $_] $remote_addr ($remote_user) {$_} [$time_local] $request_method $request_uri => \
+                 generated $_ bytes in $duration_us micros $_(HTTP/$_ $status) $_",
             ),
         ),
         (
@@ -221,7 +229,11 @@ static KNOWN: LazyLock<Vec<(FormatArg, OwnFormat, Option<Regex>)>> = LazyLock::n
                 (*format, OwnFormat::Text(own), Some(whole))
             }
             Json(fields) => {
-                let own = JsonFields::parse(fields).ok()?.at(*line_time);
+                let mut own = JsonFields::parse(fields).ok()?.at(*line_time);
+                if *format == FormatArg::Caddy {
+                    // A request may have lines of errors and of proxies, too.
+                    own = own.only("logger", "http.log.access");
+                }
                 (*format, OwnFormat::Json(own), None)
             }
         })
@@ -290,25 +302,45 @@ impl Parser {
         options: &Rc<LogOptions>,
     ) -> Result<Option<Self>, BadLine> {
         let envelope = Envelope::find(line);
+        if envelope == Some(Envelope::Timestamp)
+            && let Some(found) = Self::find_in(asked, line, None, options)?
+        {
+            return Ok(Some(found));
+        }
+        Self::find_in(asked, line, envelope, options)
+    }
+
+    fn find_in(
+        asked: FormatArg,
+        line: &[u8],
+        envelope: Option<Envelope>,
+        options: &Rc<LogOptions>,
+    ) -> Result<Option<Self>, BadLine> {
         let opened = envelope.and_then(|envelope| envelope.open(line));
         let inner = opened.unwrap_or(Cow::Borrowed(line));
         let is_asked = |format: FormatArg| asked == FormatArg::Auto || asked == format;
+        // Whether a line is in a format does not depend on the identifiers that the user wants.
+        let plain = Rc::new(LogOptions { identifiers: Vec::new(), ..(**options).clone() });
         let is_json = inner.starts_with(b"{");
         for (format, own, whole) in &*KNOWN {
-            if !is_asked(*format) {
+            let may_be = match (own, whole) {
+                // Another format may have the same beginning.
+                (OwnFormat::Text(_), Some(whole)) => whole.is_match(&inner),
+                (OwnFormat::Text(_), None) => false,
+                (OwnFormat::Json(_), _) => is_json,
+            };
+            if !is_asked(*format) || !may_be {
                 continue;
             }
-            let reader = match (own, whole) {
-                // Another format may have the same beginning.
-                (OwnFormat::Text(format), Some(whole)) if whole.is_match(&inner) => {
-                    Reader::Formatted(format.reader(options)?)
-                }
-                (OwnFormat::Json(fields), _) if is_json => Reader::Json(fields.reader(options)),
-                _ => continue,
+            let reader = |options: &LogOptions| -> Result<Reader, BadLine> {
+                Ok(match own {
+                    OwnFormat::Text(format) => Reader::Formatted(format.reader(options)?),
+                    OwnFormat::Json(fields) => Reader::Json(fields.reader(options)),
+                })
             };
-            let mut parser = Self::new(reader, *format, envelope, options);
-            if parser.parse(line).is_ok() {
-                return Ok(Some(parser));
+            let mut parser = Self::new(reader(&plain)?, *format, envelope, &plain);
+            if let Ok(Some(_)) = parser.parse(line) {
+                return Ok(Some(Self::new(reader(options)?, *format, envelope, options)));
             }
         }
         if is_asked(FormatArg::W3c)
@@ -317,8 +349,6 @@ impl Parser {
             return Ok(Some(Self::new(Reader::W3c(reader), FormatArg::W3c, envelope, options)));
         }
         if is_asked(FormatArg::Combined) {
-            // Whether it is one does not depend on what the user wants of it.
-            let plain = Rc::new(LogOptions { identifiers: Vec::new(), ..(**options).clone() });
             let reader = Reader::AccessLog(AccessLog::new(&plain)?);
             let mut parser = Self::new(reader, FormatArg::Combined, envelope, &plain);
             if parser.parse(line).is_ok() {
@@ -334,8 +364,10 @@ impl Parser {
     pub(super) fn to_explain(format: FormatArg, options: &Rc<LogOptions>) -> Option<Self> {
         let reader = match format {
             FormatArg::Jsonl => Reader::Jsonl,
-            FormatArg::Csv | FormatArg::W3c => return None,
-            _ => Reader::AccessLog(AccessLog::new(&LogOptions::default()).ok()?),
+            FormatArg::Auto | FormatArg::Combined => {
+                Reader::AccessLog(AccessLog::new(&LogOptions::default()).ok()?)
+            }
+            _ => return None,
         };
         Some(Self::new(reader, format, None, options))
     }
@@ -351,8 +383,18 @@ impl Parser {
                 return log.directive(inner).map(|()| None);
             }
             Reader::W3c(log) => (log.find(inner)?, LineTimeArg::End),
-            Reader::Json(log) => (log.find(inner)?, log.line_time()),
-            Reader::Formatted(log) => (log.find(inner)?, log.line_time),
+            Reader::Json(log) => match log.find(inner)? {
+                Some(found) => (found, log.line_time()),
+                None => return Ok(None),
+            },
+            Reader::Formatted(log) => {
+                let found = log.find(inner)?;
+                // Each word fits somewhere; an address stands in its own place.
+                if self.format != FormatArg::Auto {
+                    found.check_client()?;
+                }
+                (found, log.line_time)
+            }
             Reader::AccessLog(log) => {
                 let found = log.find(inner)?;
                 // nginx writes seconds with decimals, when the request has ended.

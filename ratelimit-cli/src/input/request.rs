@@ -11,14 +11,33 @@ pub(super) fn method(request: &[u8]) -> Option<&[u8]> {
 /// The path of a request line, without query and fragment; for an absolute URI, its path. `None` if
 /// the request has no path.
 pub(super) fn path(request: &[u8]) -> Option<&[u8]> {
+    target_path(target(request)?)
+}
+
+/// The target of a request line, if it has one.
+pub(super) fn target(request: &[u8]) -> Option<&[u8]> {
     let rest = request[method(request)?.len()..].trim_ascii();
     // A target that contains spaces, against the standard, extends to the protocol.
-    let target = match rest.iter().rposition(|&b| b == b' ') {
-        Some(at) if rest[at + 1..].starts_with(b"HTTP/") => rest[..at].trim_ascii_end(),
-        _ if rest.starts_with(b"HTTP/") => return None,
-        _ => rest,
-    };
-    target_path(target)
+    match rest.iter().rposition(|&b| b == b' ') {
+        Some(at) if rest[at + 1..].starts_with(b"HTTP/") => Some(rest[..at].trim_ascii_end()),
+        _ if rest.starts_with(b"HTTP/") => None,
+        _ => Some(rest),
+    }
+}
+
+/// The host that an absolute target names, without its port.
+pub(super) fn authority(target: &[u8]) -> Option<&[u8]> {
+    let scheme_end = target.iter().take(16).position(|&b| b == b':')?;
+    let rest = target.get(scheme_end..)?.strip_prefix(b"://")?;
+    let end = rest.iter().position(|b| b"/?#".contains(b)).unwrap_or(rest.len());
+    Some(host_name(&rest[..end])).filter(|host| !host.is_empty())
+}
+
+/// A host without its port.
+pub(super) fn host_name(host: &[u8]) -> &[u8] {
+    let colon = host.iter().rposition(|&b| b == b':');
+    let port = |at: usize| at + 1 < host.len() && host[at + 1..].iter().all(u8::is_ascii_digit);
+    colon.filter(|at| port(*at)).map_or(host, |at| &host[..at])
 }
 
 /// The path of a request's target.

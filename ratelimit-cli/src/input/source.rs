@@ -108,11 +108,28 @@ fn send_chunks(
     }
 }
 
+/// What is not read: how it begins, what it is, and what makes text of it.
+const OTHERS: [(&[u8], &str, &str); 6] = [
+    (&[0x28, 0xb5, 0x2f, 0xfd], "compressed by zstd", "`zstd -dc`"),
+    (&[0xfd, b'7', b'z', b'X'], "compressed by xz", "`xz -dc`"),
+    (b"BZh", "compressed by bzip2", "`bzip2 -dc`"),
+    (b"PK\x03\x04", "a zip archive", "`unzip -p`"),
+    (&[0xff, 0xfe], "in UTF-16", "`iconv -f UTF-16 -t UTF-8`"),
+    (&[0xfe, 0xff], "in UTF-16", "`iconv -f UTF-16 -t UTF-8`"),
+];
+
 /// The decompressed input, if it begins as gzip does; otherwise the input itself.
 fn plain(mut input: impl Read + 'static) -> io::Result<Box<dyn Read>> {
-    let mut magic = Vec::with_capacity(2);
-    input.by_ref().take(2).read_to_end(&mut magic)?;
-    let gzipped = magic == [0x1f, 0x8b];
+    let mut magic = Vec::with_capacity(4);
+    input.by_ref().take(4).read_to_end(&mut magic)?;
+    let gzipped = magic.starts_with(&[0x1f, 0x8b]);
+    for (start, what, remedy) in OTHERS {
+        if magic.starts_with(start) {
+            let refused =
+                format!("it is {what}, which is not read; pipe it through {remedy}, and name `-`");
+            return Err(io::Error::new(io::ErrorKind::Unsupported, refused));
+        }
+    }
     let whole = Cursor::new(magic).chain(input);
     if gzipped {
         let buffered = BufReader::with_capacity(CHUNK_BYTES, whole);
