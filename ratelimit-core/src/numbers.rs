@@ -192,6 +192,7 @@ mod tests {
                 &["10/s burst 20 debt 3", "600/m burst 20", "1/h burst 20", "9999/1000s burst 1"][..],
                 &["10001/1000s burst 20", "10/s burst 21", "1/s burst 1 debt 4", "11/s"][..],
             ),
+            ("gcra 10/d", &["0/s", "0/h", "10/d"], &["1/h"]),
             ("token-bucket 7/5m", &["1/m", "7/5m burst 7"], &["7/5m debt 1", "8/5m"]),
             ("fixed-window 9/d debt 2", &["9/d", "1/d debt 2"], &["10/d", "9/d debt 3"]),
             ("first-request-window 9/h", &["9/h", "1/60m"], &["10/h"]),

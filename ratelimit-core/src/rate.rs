@@ -293,8 +293,12 @@ impl Refill {
         Rate::of_built(count, period_us).shortest()
     }
 
-    /// Whether it refills no faster than another. Below 2^53 each, the products are exact.
+    /// Whether it refills no faster than another. Below 2^53 each, the products are exact. What
+    /// admits nothing is no faster than anything, whatever its time.
     pub(crate) fn is_at_most(&self, other: &Self) -> bool {
+        if self.most == 0 {
+            return true;
+        }
         let token_us = |of: &Self| u128::from(of.token_units) * u128::from(of.tick_us);
         let work = |of: &Self, other: &Self| u128::from(of.tick_units) * token_us(other);
         work(self, other) <= work(other, self)

@@ -7,7 +7,7 @@ use alloc::vec::Vec;
 
 use super::{LimitCosts, Request};
 use crate::algorithms::Algorithm;
-use crate::decision::Verdict;
+use crate::decision::{Decision, Verdict};
 use crate::identifiers::Identifiers;
 use crate::op::Op;
 use crate::refusal::Refusal;
@@ -75,8 +75,11 @@ impl<'l> Attempts<'l> {
             return None;
         }
         let decisions = request.limiter.named(verdict);
+        // What a limit allows fits, whatever it shows: an exempt caller's has its state.
+        let left = |range: Range, one: &Decision| if one.allowed { range.0 } else { one.remaining };
+        let ranges = decisions.map(|one| (self.range(one.name()), one));
         let left: Vec<(Range, u64)> =
-            decisions.map(|one| (self.range(one.name()), one.remaining)).collect();
+            ranges.map(|(range, one)| (range, left(range, &one))).collect();
         let fitting = |range: Range| {
             let same = left.iter().filter(|(of, _)| *of == range);
             same.map(|(_, remaining)| *remaining).chain([range.0]).min().unwrap_or_default()

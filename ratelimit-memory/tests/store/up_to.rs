@@ -241,3 +241,24 @@ async fn an_owned_reservation_reserves_what_is_left_of_its_callers_numbers() {
     let Ok(Reserved::Granted(reservation)) = reserve(None).await else { panic!("30 are left") };
     assert_eq!(reservation.costs().uniform(), Some(30));
 }
+
+/// An exempt caller's limit shows what its state has left, and bounds nothing.
+#[test]
+fn a_limit_of_which_the_caller_is_exempt_bounds_nothing() {
+    let limits = [limit("a", "fixed-window 100/360d"), limit("b", "fixed-window 60/360d")];
+    let (limiter, _) = limiter(limits.map(ratelimit_core::Limit::overridable), |builder| builder);
+    assert!(limiter.request("a").cost(60).check_now().expect("decides").allowed());
+    let exempt = ratelimit_core::Record::exempt().forever();
+    block_on(limiter.set_record("a", "b", exempt)).expect("sets");
+    assert!(limiter.request("a").cost(30).check_now().expect("decides").allowed());
+    for (estimate, due) in [([20, 20], [10, 10]), ([20, 21], [10, 21])] {
+        let id = ReservationId::random();
+        let (estimate, least) = (costs(estimate), costs([5, 5]));
+        let request = limiter.request("a").id(id).costs(&estimate);
+        let (verdict, reserved) = request.reserve_up_to_now(&least).expect("decides");
+        assert!(verdict.allowed());
+        assert_eq!(reserved, costs(due));
+        let settled = limiter.request("a").id(id).cost(0).settle_now();
+        assert!(settled.expect("settles").allowed());
+    }
+}
