@@ -196,7 +196,7 @@ fn clients(head: &[u8]) -> Option<(&[u8], &[u8])> {
     }
     let list = &head[..head.len() - rest.len()];
     let mut members = member.split(|&b| b == b',');
-    members.all(|one| is_known(one)).then(|| (list.trim_ascii_end(), rest))
+    members.all(is_known).then(|| (list.trim_ascii_end(), rest))
 }
 
 /// Whether a word is an address.
