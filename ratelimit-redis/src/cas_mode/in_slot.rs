@@ -91,10 +91,14 @@ impl<C: Connection> CasRequest<'_, C> {
         let now = reads.now;
         let slot = &reads.slots[position];
         let before = reads.states[position].as_ref();
-        let Write::Put { state: left, .. } = &slot.change else { return Ok(true) };
+        let own = reads.slots.get(reads.states.len() + position).map(CasValue::undone);
+        let Write::Put { state: left, .. } = &slot.change else {
+            // An exempt caller's has charged nothing, and is under the id all the same.
+            let own: Vec<_> = own.into_iter().collect();
+            return Ok(own.is_empty() || self.write(&own, &[], now).await?);
+        };
         // Together with the reservation: a caller that stops before this still has the charge under
         // its id.
-        let own = reads.slots.get(reads.states.len() + position).map(CasValue::undone);
         let both = |slot| [slot].into_iter().chain(own.clone()).collect::<Vec<_>>();
         if self.write(&both(slot.undone()), &[], now).await? {
             return Ok(true);

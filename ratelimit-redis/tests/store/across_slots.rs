@@ -310,6 +310,35 @@ async fn a_lockout_whose_charge_is_taken_back_leaves_no_block() {
     }
 }
 
+/// Alice is exempt, so her limit keeps only what the id has reserved. That goes, too, when bob was
+/// denied between both waves: the id is free for a smaller request.
+#[tokio::test]
+async fn what_an_exempt_caller_reserved_is_taken_back() {
+    const ID: Option<u128> = Some(7);
+    let places = || limit("places", "gcra 3/3650d").overridable();
+    for place in 0..2 {
+        let (server, limit) = (server(), places());
+        tell(&server, &["HSET", "rl:1:#records:{alice}", "places/gcra", "1 - exempt"]);
+        let quiet = in_every_mode(&split(&server, |_| Fate::Sent).await)[place].1.clone();
+        let connection = meddling_connection(&server).await.clustered();
+        let needed = (Arc::clone(&quiet), Arc::new(AtomicBool::new(false)));
+        let connection = connection.before_with(needed, move |(aside, seen), words| async move {
+            let charges = words.has(["reserve", "put"][place]) && words.about("bob");
+            if charges && !seen.swap(true, Ordering::SeqCst) {
+                let limit = places();
+                let _ = apply_admitted(&aside, &[(&limit, "bob", 2)], Op::Acquire, None).await;
+            }
+            Fate::Sent
+        });
+        let (mode, store) = in_every_mode(&over(patient(), connection))[place].clone();
+        let asks = |cost| [(&limit, "alice", cost), (&limit, "bob", cost)];
+        let verdict = apply(&store, &asks(2), Op::Acquire, ID).await.expect("decides");
+        assert_eq!(verdict.denied_by().collect::<Vec<_>>(), [1], "{mode}");
+        let verdict = apply(&store, &asks(1), Op::Acquire, ID).await;
+        assert!(verdict.unwrap_or_else(|error| panic!("{mode}: {error}")).allowed(), "{mode}");
+    }
+}
+
 /// The first call charges alice and is denied by bob. Before it returns its charge, the same
 /// request is repeated under the same id, and bob has a place again. What the second call returned
 /// is charged.
