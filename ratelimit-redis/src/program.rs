@@ -66,8 +66,8 @@ pub struct Twin {
 }
 
 impl Twin {
-    /// This program for a limit of this [capacity](Algorithm::capacity), with these parameters in
-    /// the order in which the program names them, each below 2^53.
+    /// This program for a limit of this [capacity](ratelimit_core::Algorithm::capacity), with these
+    /// parameters in the order in which the program names them, each below 2^53.
     #[must_use]
     pub fn new<const N: usize>(
         program: &'static Program,
