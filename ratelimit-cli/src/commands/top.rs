@@ -8,7 +8,7 @@ use ratelimit_core::{
     Algorithm as _, AnyAlgorithm, Decision, ErrorKind, Limit, Limits, Numbers, Record, Store,
     StoreError as _,
 };
-use ratelimit_redis::{Lua, Mode, RedisError, RedisStore, StoredKey};
+use ratelimit_redis::{Mode, RedisError, RedisStore, StoredKey};
 use serde_json::json;
 
 use super::record::now;
@@ -20,7 +20,7 @@ use crate::failure::Failure;
 use crate::interrupt::Interrupt;
 use crate::policy;
 use crate::records::{described, fields};
-use crate::store::{self, Redis, Remote, in_each_mode, may_scan};
+use crate::store::{self, Redis, in_each_mode, may_scan};
 use crate::summary::NAME_CHARS;
 use crate::table::{TextTable, list};
 use crate::text::{count, duration, plural, printable, quote};
@@ -70,12 +70,7 @@ pub(super) fn run(args: &TopArgs) -> Result<u8, Failure> {
     let interrupt = Interrupt::catch()?;
     let mut found = store::block_on(async {
         let store = store::connect(redis, &args.scan.prefix, None, &limits).await?;
-        // Only scripts read records.
-        let lua = match &store {
-            Remote::Lua(lua) if limits.iter().any(Limit::is_overridable) => Some(lua),
-            _ => None,
-        };
-        in_each_mode!(&store, store => scan(args, redis, (&limits, numbers.as_ref()), &interrupt, (store, lua)).await)
+        in_each_mode!(&store, store => scan(args, redis, (&limits, numbers.as_ref()), &interrupt, store).await)
     })?;
     // A limit denies for ever whatever is above its capacity. That is no news about a caller of
     // which it has neither a state nor a record.
@@ -103,12 +98,13 @@ async fn scan<M: Mode>(
     redis: &Redis,
     (limits, numbers): (&Limits<AnyAlgorithm>, Option<&Numbers>),
     interrupt: &Interrupt,
-    (store, lua): (&RedisStore<M>, Option<&RedisStore<Lua>>),
+    store: &RedisStore<M>,
 ) -> Result<ScanResult, Failure> {
     let failed = |error| Failure::store(&may_scan(redis, &args.scan.prefix), &error);
     let mut found = ScanResult::default();
     let limits_asked = limits.iter().map(|limit| numbers.map_or(limit, |own| own.limit_of(limit)));
     let limits_asked: Vec<_> = limits_asked.collect();
+    let looks = limits.iter().any(Limit::is_overridable);
     let mut scan = store.scan(args.scan.max_keys, args.count, args.pause).await.map_err(failed)?;
     'scan: loop {
         let keys = match scan.next().await.map_err(failed) {
@@ -132,8 +128,7 @@ async fn scan<M: Mode>(
             }
         }
         for keys in keys.chunks(AT_ONCE) {
-            let asked = keys.iter().zip(lua.iter().cycle());
-            let asked = asked.map(|(key, lua)| lua.records_in(limits, key));
+            let asked = keys.iter().filter(|_| looks).map(|key| store.records_in(limits, key));
             for records in join_all(asked).await {
                 match records {
                     Ok(Some((StoredKey::Identifier(name), records))) => {

@@ -71,10 +71,17 @@ fn who_is_locked_out_is_told_and_until_when() {
     of("account=bob").says(&["count 2", "lockouts 0"]).lacks("locked_out_until");
 }
 
+/// In both modes that decide by records.
 #[test]
 fn callers_with_records_and_those_denied_for_ever_are_listed_longest_wait_first() {
+    for mode in ["lua", "cas"] {
+        lists_callers_with_records(mode);
+    }
+}
+
+fn lists_callers_with_records(mode: &str) {
     let server = RedisServer::start().expect("a server");
-    let url = server.url();
+    let url = format!("{}?mode={mode}", server.url());
     let scene = Scene::new(&limit("api", "user", "gcra 10/h", "burst = 10\noverridable = true"));
     let run = |words: &[&str]| {
         scene.run(&[words, &["--policy", "policy.toml", "--store", &url]].concat())
