@@ -104,8 +104,8 @@ pub(crate) struct FormatArgs {
     ///
     /// A field by its name in the format (`$http_x_tenant`, `%{X-Tenant}i`, a path in JSON, a
     /// column of W3C; of an access log ip, user, time, request, status, size, referrer, agent or
-    /// host), or
-    /// `path~EXPRESSION`, whose first group is the identifier: `tenant=path~^/t/([^/]+)`.
+    /// host), or `path~EXPRESSION`, whose first group is the identifier:
+    /// `tenant=path~^/t/([^/]+)`.
     #[arg(long = "identifier", value_name = "NAME=FIELD", value_parser = identifier)]
     pub(crate) identifiers: Vec<(String, Source)>,
 
@@ -154,13 +154,13 @@ pub(crate) struct LogArgs {
 
 impl FormatArgs {
     /// How the lines of logs are read.
-    pub(crate) fn options(&self) -> LogOptions {
+    pub(crate) fn options(&self, keeps_agents: bool) -> LogOptions {
         LogOptions {
             unit: self.duration_unit,
             line_time: self.line_time,
             ipv6_prefix: self.ipv6_prefix,
             identifiers: self.identifiers.clone(),
-            keeps_agents: false,
+            keeps_agents,
         }
     }
 

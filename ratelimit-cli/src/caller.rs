@@ -26,6 +26,15 @@ pub(crate) struct Named {
 }
 
 impl Named {
+    fn parts(&self) -> impl Iterator<Item = String> {
+        self.list.iter().map(|(name, value)| format!("{name}={value}"))
+    }
+
+    /// The identifiers as people read them: `ip=192.0.2.7 user=bob`.
+    pub(crate) fn display(&self) -> String {
+        crate::text::printable(&self.parts().collect::<Vec<_>>().join(" "), 200)
+    }
+
     fn is_untold(&self) -> bool {
         self.bare_only || self.list.is_empty()
     }
@@ -153,9 +162,8 @@ impl Caller {
 
     /// The caller as people read it: `alice`, or `ip=192.0.2.7 user=bob`.
     pub(crate) fn display(&self) -> String {
-        let named = self.named.list.iter().map(|(name, value)| format!("{name}={value}"));
-        let parts: Vec<_> = self.bare.iter().cloned().chain(named).collect();
-        crate::text::printable(&parts.join(" "), 200)
+        let bare = self.bare.iter().cloned();
+        crate::text::printable(&bare.chain(self.named.parts()).collect::<Vec<_>>().join(" "), 200)
     }
 }
 

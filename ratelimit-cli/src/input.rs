@@ -29,7 +29,7 @@ pub(crate) use jsonl::reason;
 pub(crate) use lines::Lines;
 pub(crate) use log_format::LogFormat;
 pub(crate) use parser::{FormatArg, OwnFormat, Parser};
-pub(crate) use source::{InputSource, is_dash};
+pub(crate) use source::{InputSource, is_dash, names_of};
 
 #[cfg(test)]
 mod tests {

@@ -84,7 +84,7 @@ impl<S: Store<AnyAlgorithm>> Replay<'_, S> {
             let (name, asked) = (requests.names(), requests.asked);
             ended = Err(match trouble.refused {
                 0 if asked == FormatArg::Auto && format.is_none() => requests.unknown(),
-                0 => no_request(name, asked, format.clone(), trouble.bad_lines),
+                0 => no_request(name, asked, format.as_deref(), trouble.bad_lines),
                 refused => all_refused(name, refused, trouble.bad_lines),
             });
         } else if let Some(failure) = requests.mostly_unread().filter(|_| ended.is_ok()) {
@@ -174,7 +174,7 @@ impl<S: Store<AnyAlgorithm>> Replay<'_, S> {
 }
 
 /// The error of an input without a request: it is not a log, or it was read in the wrong format.
-fn no_request(name: &str, asked: FormatArg, format: Option<String>, bad_lines: u64) -> Failure {
+fn no_request(name: &str, asked: FormatArg, format: Option<&str>, bad_lines: u64) -> Failure {
     let bad_lines = plural(bad_lines, "bad line", "bad lines");
     let (as_format, remedy) = match (asked, format) {
         (_, Some(format)) => (

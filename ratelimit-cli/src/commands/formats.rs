@@ -10,7 +10,7 @@ use crate::input::FormatArg;
 use crate::interrupt::Interrupt;
 use crate::replay::{Reading, ReplayedRequests};
 use crate::table::TextTable;
-use crate::text::time;
+use crate::text::{duration, time};
 
 /// How many requests are shown.
 const SHOWN: usize = 3;
@@ -37,22 +37,17 @@ pub(super) fn run(args: &FormatsArgs) -> Result<u8, Failure> {
     }
     if args.json {
         let requests = shown.iter().map(|entry| {
-            let list = &entry.caller.named.list;
-            let identifiers = list.iter().map(|(name, value)| (name.to_string(), json!(value)));
             json!({
                 "at_us": entry.at.as_us(), "duration_us": entry.duration_us, "agent": entry.agent,
-                "keys": identifiers.collect::<serde_json::Map<_, _>>(),
+                "keys": entry.caller.named,
             })
         });
         let line = json!({ "format": format, "requests": requests.collect::<Vec<_>>() });
         return super::print(json_line(&line));
     }
     let rows = shown.iter().map(|entry| {
-        let took = entry.duration_us.map(|us| format!(" took={}", crate::text::duration(us)));
-        let list = &entry.caller.named.list;
-        let identifiers = list.iter().map(|(name, value)| format!("{name}={value}"));
-        let told = identifiers.collect::<Vec<_>>().join(" ") + &took.unwrap_or_default();
-        vec![time(entry.at), crate::text::printable(&told, 200)]
+        let took = entry.duration_us.map(|us| format!(" took={}", duration(us)));
+        vec![time(entry.at), entry.caller.named.display() + &took.unwrap_or_default()]
     });
     let table = TextTable::new(&["@arrival", "request"], rows);
     super::print(format!("{}: {format}\n{}", requests.names(), table.text()))

@@ -11,7 +11,7 @@ use crate::args::{LogArgs, SuggestArgs};
 use crate::caller::list_identifiers;
 use crate::decision_line::json_lines;
 use crate::failure::Failure;
-use crate::input::is_dash;
+use crate::input::{is_dash, names_of};
 use crate::interrupt::Interrupt;
 use crate::replay::{Judge, Reading, Replay, ReplayOutcome, ReplayedRequests};
 use crate::suggest::{Needs, finer_than_a_second, setting, unbounded, with_algorithm};
@@ -160,8 +160,7 @@ fn table(args: &SuggestArgs, notes: &str, rows: &[Row<'_>]) -> String {
     };
     let columns = ["name", "#callers", "now", "#denied", "write", "#denied", "#with the others"];
     let table = TextTable::new(&columns, rows.iter().map(line)).text();
-    let names = args.log.inputs.iter().map(|input| input.display().to_string());
-    names.collect::<Vec<_>>().join(", ")
+    names_of(&args.log.inputs)
         + "\n\n"
         + notes
         + &table

@@ -25,8 +25,6 @@ const NAMES: [&str; 9] =
 
 /// Reads an access log.
 pub(crate) struct AccessLog {
-    /// The unit of a duration, unless it has decimals and is in seconds.
-    unit: Option<UnitArg>,
     /// Identifiers that the user asks for, with the places of their names.
     wanted: Vec<(usize, usize)>,
     /// Whether a line ended with a number that has no unit.
@@ -50,16 +48,14 @@ impl AccessLog {
             })?;
             wanted.push((place, found));
         }
-        Ok(Self {
-            unit: options.unit,
-            wanted,
-            lacks_unit: false,
-            has_hosts: false,
-            has_lists: false,
-        })
+        Ok(Self { wanted, lacks_unit: false, has_hosts: false, has_lists: false })
     }
 
-    pub(super) fn find<'l>(&mut self, line: &'l [u8]) -> Result<Found<'l>, BadLine> {
+    pub(super) fn find<'l>(
+        &mut self,
+        line: &'l [u8],
+        options: &LogOptions,
+    ) -> Result<Found<'l>, BadLine> {
         let fields = fields(line).map_err(|what| {
             let line = quote(&String::from_utf8_lossy(line), 60);
             format!("{what}; {EXPECTED}, got {line}")
@@ -73,10 +69,12 @@ impl AccessLog {
         set(Role::Time, fields.time);
         set(Role::Request, fields.request);
         set(Role::Host, fields.host.unwrap_or_default());
-        set(Role::Agent, quoted(fields.rest, 2).unwrap_or_default());
+        if options.keeps_agents {
+            set(Role::Agent, quoted(fields.rest, 2).unwrap_or_default());
+        }
         if let Some(number) = last_field(fields.rest).and_then(|last| str::from_utf8(last).ok()) {
             let is_number = number.bytes().all(|b| b.is_ascii_digit());
-            match self.unit {
+            match options.unit {
                 // A number with decimals is in seconds, unless the user tells another unit.
                 Some(unit) => found.set(Role::Duration(unit), number.into()),
                 None if is_number => self.lacks_unit = true,
@@ -150,24 +148,34 @@ struct Who<'l> {
 
 fn before_time(head: &[u8]) -> Result<Who<'_>, String> {
     const NO_CLIENT: &str = "has no client before its [TIME]";
-    let (first, rest) = word(head).ok_or(NO_CLIENT)?;
+    let (first, behind_first) = word(head).ok_or(NO_CLIENT)?;
     let text = |bytes| quote(&String::from_utf8_lossy(bytes), 40);
-    let (mut host, (mut client, mut rest)) = (None, clients(head).unwrap_or((first, rest)));
-    let has_port = client == first && host_name(first).len() < first.len();
-    let next = clients(rest).filter(|_| !is_known(first) || has_port);
-    if let Some((next, behind)) = next.filter(|_| is_name(host_name(first))) {
-        (host, client, rest) = (Some(host_name(first)), next, behind);
-    } else if !is_known(client.split(|&b| b == b',').next_back().unwrap_or(client)) {
-        // Taken for a client, what stands before an address would be one for all.
-        let mut later = rest.split(u8::is_ascii_whitespace);
-        if let Some(later) = later.find(|word| word.len() > 6 && is_known(word)) {
-            let (first, later) = (text(first), text(later));
-            return Err(format!("begins with {first}, which is no address, and {later} is one"));
+    let name = host_name(first);
+    let listed = clients(head);
+    // A virtual host may be an address, too: then it has a port, and another address follows.
+    let may_be_host = listed.is_none_or(|(list, _)| list == first && name.len() < first.len());
+    let behind_host = Some(behind_first).filter(|_| may_be_host && is_name(name));
+    let (host, (client, rest)) = match (behind_host.and_then(clients), listed) {
+        (Some(client), _) => (Some(name), client),
+        (None, Some(client)) => (None, client),
+        (None, None) => {
+            // Taken for a client, what stands before an address would be one for all.
+            let mut later = behind_first.split(u8::is_ascii_whitespace);
+            if let Some(later) = later.find(|word| word.len() > 6 && is_known(word)) {
+                let (first, later) = (text(first), text(later));
+                return Err(format!(
+                    "begins with {first}, which is no address, and {later} is one"
+                ));
+            }
+            if !is_name(first) {
+                return Err(format!(
+                    "begins with {}, which is no address and no name",
+                    text(first)
+                ));
+            }
+            (None, (first, behind_first))
         }
-        if !is_name(client) {
-            return Err(format!("begins with {}, which is no address and no name", text(first)));
-        }
-    }
+    };
     let (identity, user) = word(rest).unwrap_or((rest, b""));
     if identity.ends_with(b",") {
         return Err("has two clients before its [TIME]; name one by --log-format".to_owned());
@@ -279,8 +287,16 @@ mod tests {
     const START: &str = "192.0.2.7 - - [17/May/2015:10:05:03 +0000] ";
 
     fn parse_with(log: &mut AccessLog, line: &str) -> Result<InputEntry, BadLine> {
-        let (mut moments, options) = (Moments::default(), LogOptions::default());
-        log.find(line.as_bytes())?.entry(&mut moments, &options, LineTimeArg::Arrival)
+        parse_by(log, line, &LogOptions::default())
+    }
+
+    fn parse_by(
+        log: &mut AccessLog,
+        line: &str,
+        options: &LogOptions,
+    ) -> Result<InputEntry, BadLine> {
+        let mut moments = Moments::default();
+        log.find(line.as_bytes(), options)?.entry(&mut moments, options, LineTimeArg::Arrival)
     }
 
     fn parse(line: &str) -> Result<InputEntry, BadLine> {
@@ -349,7 +365,7 @@ mod tests {
         let line = format!("{line} \"-\" \"X (1) \\\" 2\" 0.5");
         let options = LogOptions { keeps_agents: true, ..LogOptions::default() };
         let mut log = agent.expect("no identifier");
-        let found = log.find(line.as_bytes()).expect(&line);
+        let found = log.find(line.as_bytes(), &options).expect(&line);
         let entry = found.entry(&mut Moments::default(), &options, LineTimeArg::End);
         let entry = entry.expect(&line);
         assert_eq!(entry.agent.as_deref(), Some("X (1) \\\" 2"));
@@ -376,7 +392,7 @@ mod tests {
             let options = LogOptions { unit, ..LogOptions::default() };
             let mut log = AccessLog::new(&options).expect("no identifier");
             let line = format!("{START}\"GET / HTTP/1.1\" 200 {end}");
-            assert_eq!(parse_with(&mut log, &line).expect(&line).duration_us, us, "{line}");
+            assert_eq!(parse_by(&mut log, &line, &options).expect(&line).duration_us, us, "{line}");
             assert_eq!(log.lacks_unit, end.ends_with(" 7") && unit.is_none(), "{line}");
         }
     }

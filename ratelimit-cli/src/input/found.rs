@@ -246,6 +246,6 @@ fn arrival(end: Timestamp, took_us: u64) -> Timestamp {
 }
 
 /// Whether a field says that there is nothing.
-pub(super) fn is_nothing(text: &str) -> bool {
+fn is_nothing(text: &str) -> bool {
     matches!(text.trim(), "" | "-" | "\"-\"" | "\"\"")
 }

@@ -267,6 +267,15 @@ pub(crate) enum OwnFormat {
     Json(JsonFields),
 }
 
+impl OwnFormat {
+    fn reader(&self, options: &LogOptions) -> Result<Reader, BadLine> {
+        Ok(match self {
+            Self::Text(format) => Reader::Formatted(format.reader(options)?),
+            Self::Json(fields) => Reader::Json(fields.reader(options)),
+        })
+    }
+}
+
 impl Parser {
     pub(super) fn new(
         reader: Reader,
@@ -284,14 +293,8 @@ impl Parser {
         line: &[u8],
         options: &Rc<LogOptions>,
     ) -> Result<Self, BadLine> {
-        let envelope = Envelope::find(line);
-        let (reader, format) = match format {
-            OwnFormat::Text(format) => {
-                (Reader::Formatted(format.reader(options)?), FormatArg::Auto)
-            }
-            OwnFormat::Json(fields) => (Reader::Json(fields.reader(options)), FormatArg::Auto),
-        };
-        Ok(Self::new(reader, format, envelope, options))
+        let reader = format.reader(options)?;
+        Ok(Self::new(reader, FormatArg::Auto, Envelope::find(line), options))
     }
 
     /// The parser of the format of a line, among those asked for: the first in which it is a
@@ -321,6 +324,13 @@ impl Parser {
         let is_asked = |format: FormatArg| asked == FormatArg::Auto || asked == format;
         // Whether a line is in a format does not depend on the identifiers that the user wants.
         let plain = Rc::new(LogOptions { identifiers: Vec::new(), ..(**options).clone() });
+        let found = |format, reader: &dyn Fn(&LogOptions) -> Result<Reader, BadLine>| {
+            let mut parser = Self::new(reader(&plain)?, format, envelope, &plain);
+            if !matches!(parser.parse(line), Ok(Some(_))) {
+                return Ok(None);
+            }
+            Ok(Some(Self::new(reader(options)?, format, envelope, options)))
+        };
         let is_json = inner.starts_with(b"{");
         for (format, own, whole) in &*KNOWN {
             let may_be = match (own, whole) {
@@ -329,18 +339,11 @@ impl Parser {
                 (OwnFormat::Text(_), None) => false,
                 (OwnFormat::Json(_), _) => is_json,
             };
-            if !is_asked(*format) || !may_be {
-                continue;
-            }
-            let reader = |options: &LogOptions| -> Result<Reader, BadLine> {
-                Ok(match own {
-                    OwnFormat::Text(format) => Reader::Formatted(format.reader(options)?),
-                    OwnFormat::Json(fields) => Reader::Json(fields.reader(options)),
-                })
-            };
-            let mut parser = Self::new(reader(&plain)?, *format, envelope, &plain);
-            if let Ok(Some(_)) = parser.parse(line) {
-                return Ok(Some(Self::new(reader(options)?, *format, envelope, options)));
+            if is_asked(*format)
+                && may_be
+                && let Some(found) = found(*format, &|options| own.reader(options))?
+            {
+                return Ok(Some(found));
             }
         }
         if is_asked(FormatArg::W3c)
@@ -348,15 +351,10 @@ impl Parser {
         {
             return Ok(Some(Self::new(Reader::W3c(reader), FormatArg::W3c, envelope, options)));
         }
-        if is_asked(FormatArg::Combined) {
-            let reader = Reader::AccessLog(AccessLog::new(&plain)?);
-            let mut parser = Self::new(reader, FormatArg::Combined, envelope, &plain);
-            if parser.parse(line).is_ok() {
-                let reader = Reader::AccessLog(AccessLog::new(options)?);
-                return Ok(Some(Self::new(reader, FormatArg::Combined, envelope, options)));
-            }
+        if !is_asked(FormatArg::Combined) {
+            return Ok(None);
         }
-        Ok(None)
+        found(FormatArg::Combined, &|options| AccessLog::new(options).map(Reader::AccessLog))
     }
 
     /// The parser that names the faults of lines in a format; `None` if the format has none without
@@ -396,7 +394,7 @@ impl Parser {
                 (found, log.line_time)
             }
             Reader::AccessLog(log) => {
-                let found = log.find(inner)?;
+                let found = log.find(inner, &self.options)?;
                 // nginx writes seconds with decimals, when the request has ended.
                 let is_nginx = found.has_decimals;
                 (found, if is_nginx { LineTimeArg::End } else { LineTimeArg::Arrival })

@@ -2,7 +2,7 @@
 
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Cursor, Read};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::thread;
 use std::time::Duration;
@@ -16,6 +16,12 @@ use crate::interrupt::Interrupt;
 /// Whether a path stands for standard input or output.
 pub(crate) fn is_dash(path: &Path) -> bool {
     path.as_os_str() == "-"
+}
+
+/// The names of inputs, as people read them.
+pub(crate) fn names_of(paths: &[PathBuf]) -> String {
+    let names = paths.iter().map(|path| path.display().to_string());
+    names.collect::<Vec<_>>().join(", ")
 }
 
 const CHUNK_BYTES: usize = 128 * 1024;

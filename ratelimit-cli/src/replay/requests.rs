@@ -17,8 +17,8 @@ use super::Trouble;
 use crate::args::FormatArgs;
 use crate::failure::Failure;
 use crate::input::{
-    DETECTED_LINES, Detector, FormatArg, InputEntry, InputSource, Lines, LogOptions, Parser,
-    TOO_LONG, guess, kept_line,
+    DETECTED_LINES, Detector, FormatArg, InputEntry, InputSource, Lines, Parser, TOO_LONG, guess,
+    kept_line, names_of,
 };
 use crate::interrupt::Interrupt;
 use crate::summary::WARNING;
@@ -123,7 +123,7 @@ impl ReplayedRequests {
         how: Reading,
     ) -> Result<Self, Failure> {
         let bar = ProgressBar::no_length();
-        let options = Rc::new(LogOptions { keeps_agents: how.keeps_lines, ..format.options() });
+        let options = Rc::new(format.options(how.keeps_lines));
         let own = format.own_format();
         let mut inputs = Vec::with_capacity(paths.len());
         let mut total = Some(0_u64);
@@ -168,8 +168,7 @@ impl ReplayedRequests {
             order,
             waiting: 0,
         };
-        let names: Vec<_> = paths.iter().map(|path| path.display().to_string()).collect();
-        let (names, asked) = (names.join(", "), format.format);
+        let (names, asked) = (names_of(paths), format.format);
         Ok(Self {
             inputs,
             names,
