@@ -13,9 +13,8 @@ use ratelimit_core::{
 };
 use ratelimit_memory::MemoryStore;
 use ratelimit_testkit::{
-    AlgorithmHarness, AlsoSync, ByOwnClock, Calendars, Harness, Instance, Property, StoreClock,
-    algorithm_conformance, conformance, failed_once, record_conformance, regression,
-    try_same_algorithm_on,
+    AlsoSync, ByOwnClock, Calendars, Ends, Harness, Property, StoreClock, algorithm_conformance,
+    conformance, failed_once, record_conformance, regression, try_same_algorithm_on,
 };
 
 /// How many calls may pass until all expired states are gone. Each sweeps two slots of one of four
@@ -88,34 +87,6 @@ algorithm_conformance!(calendars, Calendars, on AlsoSync<InMemory<AnyAlgorithm>>
 
 conformance!(memory_own_clock, ByOwnClock<AlsoSync<InMemory<AnyAlgorithm>>>);
 record_conformance!(memory_records, InMemory<AnyAlgorithm>);
-
-/// Of one state each, at the ends of what their numbers can be.
-struct Ends;
-
-impl AlgorithmHarness for Ends {
-    type Algorithm = AnyAlgorithm;
-
-    fn limits() -> Vec<Instance<AnyAlgorithm>> {
-        let limits = [
-            "gcra 1/us burst 4503599627370494",
-            "token-bucket 1/4503599627370494us burst 1",
-            "gcra 0/s",
-            "gcra 1/us burst 1 debt 4503599627370493",
-            "fixed-window 4503599627370495/s",
-            "fixed-window 1/s debt 4503599626",
-            "fixed-window 0/s",
-            "first-request-window 4503599627370495/s",
-            "first-request-window 1/s",
-            "sliding-log 4503599627370495/s",
-            "sliding-log 0/s",
-            "sliding-counter 4503599627370495/s",
-            "sliding-counter 1/s",
-            "lockout 4503599627370495/s block 1us",
-            "lockout 1/s block 4503599627370495us",
-        ];
-        limits.map(|words| words.parse().expect(words)).into()
-    }
-}
 
 #[test]
 fn numbers_that_change_from_one_end_to_the_other_are_decided_by_the_pure_step() {

@@ -195,6 +195,7 @@ mod also_sync;
 mod by_own_clock;
 mod calendar;
 mod capability;
+mod ends;
 mod failed_once;
 mod harness;
 mod law;
@@ -218,6 +219,8 @@ pub use also_sync::{AlsoSync, ByBothWays};
 pub use by_own_clock::{AtOwnTime, ByOwnClock};
 pub use calendar::Calendar;
 pub use capability::Capability;
+#[doc(hidden)]
+pub use ends::Ends;
 pub use failed_once::failed_once;
 pub use harness::{Harness, StoreClock, block_on};
 pub use law::{Failure, Law};

@@ -13,7 +13,7 @@ use ratelimit_core::store::Reservation;
 use ratelimit_memory::MemoryStore;
 use ratelimit_redis::{Codec, LuaProgram, MultiProgram, RecordText};
 use ratelimit_testkit::{
-    AlgorithmHarness, Calendars, Capability, Harness, Instance, Property, PureStore, Scope,
+    AlgorithmHarness, Calendars, Capability, Ends, Harness, Instance, Property, PureStore, Scope,
     try_same, try_same_algorithm_on,
 };
 
@@ -164,39 +164,6 @@ fn the_largest_limits_keep_the_laws() {
     for meddling in [|connection| connection, MeddlingConnection::clustered] {
         let multi = OnServer::<Multi>::shared(meddling);
         assert_eq!(broken::<LargestNative, _>(&multi, Property::Agrees), None);
-    }
-}
-
-/// Of one state each, at the ends of what their numbers can be.
-struct Ends;
-
-impl AlgorithmHarness for Ends {
-    type Algorithm = AnyAlgorithm;
-
-    fn limits() -> Vec<Instance<AnyAlgorithm>> {
-        instances(&[
-            "gcra 1/us burst 4503599627370494",
-            "token-bucket 1/4503599627370494us burst 1",
-            "gcra 0/s",
-            "gcra 1/us burst 1 debt 4503599627370493",
-            "fixed-window 4503599627370495/s",
-            "fixed-window 1/s debt 4503599626",
-            "fixed-window 0/s",
-            "first-request-window 4503599627370495/s",
-            "first-request-window 1/s",
-            "sliding-log 4503599627370495/s",
-            "sliding-log 0/s",
-            "sliding-counter 4503599627370495/s",
-            "sliding-counter 1/s",
-            "bucketed-window bucket 1s rates 4503599627370495/4s",
-            "bucketed-window bucket 1s rates 1/4s",
-            "window-log 10000/s",
-            "window-log 0/s",
-            "concurrency 10000/4503599627370495us",
-            "concurrency 1/4503599627370495us",
-            "lockout 4503599627370495/s block 1us",
-            "lockout 1/s block 4503599627370495us",
-        ])
     }
 }
 

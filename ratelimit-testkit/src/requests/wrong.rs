@@ -1,4 +1,5 @@
-//! Limiters that read a policy wrongly, each of which is caught.
+//! Whole requests over the reference store, and limiters that read a policy wrongly, each of which
+//! is caught.
 
 use proptest::test_runner::{Config, RngAlgorithm, TestRng};
 use ratelimit_core::Refusal;
@@ -11,7 +12,7 @@ struct Pure;
 impl RequestHarness for Pure {
     type Store = PureStore;
 
-    const CASES: u32 = 256;
+    const CASES: u32 = 512;
     const RECORDS: bool = true;
 
     fn store(&self) -> PureStore {
@@ -76,8 +77,12 @@ const WRONG: [(&str, Build); 5] = [
 ];
 
 #[test]
-fn limiters_that_read_a_policy_wrongly_are_caught() {
+fn a_limiter_says_of_each_limit_by_name_what_its_algorithm_decides() {
     try_requests(&Pure).unwrap_or_else(|failure| panic!("{failure}"));
+}
+
+#[test]
+fn limiters_that_read_a_policy_wrongly_are_caught() {
     // That it fails is enough.
     let config = Config { max_shrink_iters: 0, ..same(Pure::CASES).config().clone() };
     let runner = || {

@@ -13,7 +13,6 @@ mod examples;
 mod linearizability;
 mod months;
 mod oracle;
-mod requests;
 mod reservations;
 mod up_to;
 mod warnings;
