@@ -248,7 +248,8 @@ pub(in crate::connection) async fn ask(
     }
     // No other request runs in between: the client passes a pipeline to its only task, which writes
     // it completely. Rare and large, so boxed.
-    Ok(executed(peer, Box::pin(in_one(pipeline(), asking, commands)).await?))
+    let answers = Box::pin(in_one(pipeline(), asking, commands)).await?;
+    Ok(executed(peer, matches!(commands, Commands::Transaction(_)), answers))
 }
 
 /// Sends commands as one pipeline, without other requests in between. Returns one reply per
@@ -276,8 +277,13 @@ async fn in_one(
 }
 
 /// The last of these replies. If it is an error, the first error of them: that of the command at
-/// fault. Without one before it, a command may have failed while the others were executed.
-fn executed(peer: &Peer, mut answers: Vec<Result<Value, Error>>) -> Result<Reply> {
+/// fault. Without one before it, a command of a transaction may have failed while the others were
+/// executed.
+fn executed(
+    peer: &Peer,
+    is_transaction: bool,
+    mut answers: Vec<Result<Value, Error>>,
+) -> Result<Reply> {
     let executed = answers.pop().unwrap_or(Ok(Value::Null));
     executed.map(reply_of).map_err(|error| {
         if let Some(first) = answers.into_iter().find_map(Result::err) {
@@ -287,7 +293,7 @@ fn executed(peer: &Peer, mut answers: Vec<Result<Value, Error>>) -> Result<Reply
         let is_inside = matches!(
             &error, RedisError::Server { code, .. } if matches!(&**code, "WRONGTYPE" | "ERR")
         );
-        error.after(is_inside)
+        error.after(is_transaction && is_inside)
     })
 }
 
