@@ -1,11 +1,11 @@
 //! The windows of calendars as the oracle knows them: it looks at every date until the end of time,
 //! and asks whether a window begins on it.
 
-use std::collections::HashMap;
-use std::sync::{Arc, LazyLock, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use jiff::civil::{Date, Weekday, date};
 use jiff::tz::TimeZoneDatabase;
+use ratelimit_core::algorithm::Calendar;
 use ratelimit_core::{Algorithm, AnyAlgorithm, FixedWindow, Timestamp};
 
 use crate::algorithm::AlgorithmHarness;
@@ -15,20 +15,22 @@ use crate::trace::made::Instance;
 /// When windows begin, in microseconds.
 type Begins = Arc<[u64]>;
 
-static KNOWN: LazyLock<Mutex<HashMap<String, Begins>>> = LazyLock::new(Mutex::default);
+/// Of the calendars that were asked for: a few, each one static.
+static KNOWN: Mutex<Vec<(&Calendar, Begins)>> = Mutex::new(Vec::new());
 
 /// How many windows of this limit have begun until this time: the number of its window.
 pub(crate) fn number(window: &FixedWindow, at_us: u64) -> u64 {
-    if window.calendar().is_none() {
-        return at_us / window.window_us();
-    }
-    let text = AnyAlgorithm::from(*window).to_string();
-    let (_, words) = text.split_once('/').expect("a rate");
-    let words = words.split_once(" debt ").map_or(words, |(words, _)| words);
+    let Some(calendar) = window.calendar() else { return at_us / window.window_us() };
     let mut known = KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
-    let begins = match known.get(words) {
-        Some(begins) => Arc::clone(begins),
-        None => Arc::clone(known.entry(words.to_owned()).or_insert_with(|| begins(words))),
+    let begins = match known.iter().find(|(of, _)| std::ptr::eq(*of, calendar)) {
+        Some((_, begins)) => Arc::clone(begins),
+        None => {
+            let text = AnyAlgorithm::from(*window).to_string();
+            let (_, words) = text.split_once('/').expect("a rate");
+            let begins = begins(words.split_once(" debt ").map_or(words, |(words, _)| words));
+            known.push((calendar, Arc::clone(&begins)));
+            begins
+        }
     };
     drop(known);
     begins.partition_point(|begin| *begin <= at_us) as u64
