@@ -3,13 +3,15 @@
 use std::path::PathBuf;
 use std::time::{Duration, SystemTime};
 
+use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use clap::{Args, Parser, Subcommand};
 use clap_complete::Shell;
-
-use crate::input::{
+use ratelimit_replay::input::{
     FormatArg, JsonFields, LineTimeArg, LogFormat, LogOptions, OwnFormat, Source, UnitArg,
 };
-use crate::suggest::DeniedShare;
+use ratelimit_replay::named::Named;
+use ratelimit_replay::replay::Format;
+use ratelimit_replay::suggest::DeniedShare;
 
 /// Try rate limits on yesterday's traffic, and look into the ones in use.
 ///
@@ -81,7 +83,7 @@ pub(crate) enum Command {
 #[derive(Debug, Args)]
 pub(crate) struct FormatArgs {
     /// The format of the input.
-    #[arg(long, value_enum, default_value_t = FormatArg::Auto)]
+    #[arg(long, value_parser = named::<FormatArg>(), default_value = "auto")]
     pub(crate) format: FormatArg,
 
     /// The format of a log's lines, as the configuration of its server has it.
@@ -117,7 +119,7 @@ pub(crate) struct FormatArgs {
     ///
     /// Without, it is what the server of a named format writes; of an access log the end if its
     /// durations have decimals, as nginx writes them, and otherwise the arrival.
-    #[arg(long, value_enum, value_name = "TIME")]
+    #[arg(long, value_parser = named::<LineTimeArg>(), value_name = "TIME")]
     pub(crate) line_time: Option<LineTimeArg>,
 
     /// Decide a log whose lines are in no order of time, in the order of its lines.
@@ -129,7 +131,7 @@ pub(crate) struct FormatArgs {
     ///
     /// Seconds with decimals, as `$request_time` of nginx writes them, need no unit. Concurrency
     /// limits are left out where the input has no durations.
-    #[arg(long, value_enum, value_name = "UNIT")]
+    #[arg(long, value_parser = named::<UnitArg>(), value_name = "UNIT")]
     pub(crate) duration_unit: Option<UnitArg>,
 }
 
@@ -153,21 +155,21 @@ pub(crate) struct LogArgs {
 }
 
 impl FormatArgs {
-    /// How the lines of logs are read.
-    pub(crate) fn options(&self, keeps_agents: bool) -> LogOptions {
-        LogOptions {
-            unit: self.duration_unit,
-            line_time: self.line_time,
-            ipv6_prefix: self.ipv6_prefix,
-            identifiers: self.identifiers.clone(),
-            keeps_agents,
-        }
-    }
-
-    /// The format that the user describes.
-    pub(crate) fn own_format(&self) -> Option<OwnFormat> {
+    /// How the lines of the inputs are read.
+    pub(crate) fn read(&self) -> Format {
         let text = self.log_format.clone().map(OwnFormat::Text);
-        text.or_else(|| self.fields.clone().map(OwnFormat::Json))
+        Format {
+            named: self.format,
+            own: text.or_else(|| self.fields.clone().map(OwnFormat::Json)),
+            options: LogOptions {
+                unit: self.duration_unit,
+                line_time: self.line_time,
+                ipv6_prefix: self.ipv6_prefix,
+                identifiers: self.identifiers.clone(),
+                ..LogOptions::default()
+            },
+            unsorted: self.unsorted,
+        }
     }
 }
 
@@ -485,6 +487,13 @@ pub(crate) struct HealArgs {
     /// List the states, and change nothing.
     #[arg(long)]
     pub(crate) dry_run: bool,
+}
+
+/// One of the values that have names.
+fn named<T: Named + Send + Sync>() -> impl TypedValueParser<Value = T> {
+    let known = |value: &T| PossibleValue::new(value.name()).help(value.about());
+    let names = PossibleValuesParser::new(T::ALL.iter().map(known));
+    names.try_map(|name| T::ALL.iter().copied().find(|value| value.name() == name).ok_or("unknown"))
 }
 
 /// The name of an identifier, and where it stands.

@@ -11,15 +11,15 @@ use std::path::Path;
 use ratelimit_core::{AnyAlgorithm, Limit, Limits};
 #[cfg(feature = "_servers")]
 use ratelimit_redis::RedisError;
+use ratelimit_replay::failure::Failure;
+#[cfg(feature = "_servers")]
+use ratelimit_replay::text::quote;
 
 #[cfg(feature = "_servers")]
 use crate::args::CallerArgs;
 use crate::args::Command;
-use crate::failure::Failure;
 #[cfg(feature = "_servers")]
 use crate::store::{Remote, in_each_mode};
-#[cfg(feature = "_servers")]
-use crate::text::quote;
 
 mod check;
 mod documents;

@@ -5,12 +5,12 @@ use std::fs::{File, OpenOptions};
 use std::io::{self, BufWriter, Write};
 use std::path::Path;
 
+use ratelimit_replay::failure::Failure;
+use ratelimit_replay::replay::Decisions;
 use same_file::Handle;
 
 use crate::args::ReplayArgs;
-use crate::failure::Failure;
-use crate::input::is_dash;
-use crate::replay::Decisions;
+use crate::inputs::is_dash;
 
 /// The size of the output buffer.
 const BUFFER_BYTES: usize = 64 * 1024;

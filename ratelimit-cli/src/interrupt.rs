@@ -3,10 +3,12 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use ratelimit_replay::failure::Failure;
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::flag;
 
-use crate::failure::{EXIT_CODE_INTERRUPTED, Failure};
+/// The exit code after an interrupt, as in shells.
+pub(crate) const EXIT_CODE: u8 = 130;
 
 /// Whether the user wants the tool to stop.
 #[derive(Clone, Debug, Default)]
@@ -17,7 +19,7 @@ impl Interrupt {
     pub(crate) fn catch() -> Result<Self, Failure> {
         let this = Self::default();
         for signal in [SIGINT, SIGTERM] {
-            let code = EXIT_CODE_INTERRUPTED.into();
+            let code = EXIT_CODE.into();
             flag::register_conditional_shutdown(signal, code, Arc::clone(&this.0))
                 .and_then(|_| flag::register(signal, Arc::clone(&this.0)))
                 .map_err(|error| Failure::input(format!("signals cannot be caught: {error}")))?;

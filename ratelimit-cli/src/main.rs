@@ -4,14 +4,12 @@
 //! |---|---|
 //! | `args`, `help/` | the command-line arguments, and what `--help` says below them |
 //! | `commands/` | the commands |
-//! | `input`, `input/` | turning a file into requests |
-//! | `replay`, `replay/` | deciding them, one after another |
-//! | `decision_line` | the bytes of a decision |
-//! | `tally`, `timeline`, `nearness`, `frequent`, `compare` | the counts of a replay |
+//! | `inputs`, `files` | the files that it reads and writes |
+//! | `interrupt` | Ctrl-C |
 //! | `store`, `store/` | memory, or a server if the tool is built with a client for it |
-//! | `records` | records of callers, in words, as JSON and from a file |
-//! | `suggest` | finding limits that deny few callers |
-//! | `summary`, `table`, `report`, `report/` | presenting them |
+//!
+//! All else is in `ratelimit-replay`: it reads logs, decides their requests and presents the
+//! numbers.
 
 #![cfg_attr(test, allow(clippy::expect_used, clippy::unwrap_used, clippy::panic))]
 // What serves only stores on servers.
@@ -21,31 +19,14 @@ use std::io::{self, Write};
 use std::process::ExitCode;
 
 use clap::Parser;
-
-use crate::failure::Failure;
+use ratelimit_replay::failure::Failure;
 
 mod args;
-mod caller;
 mod commands;
-mod compare;
-mod decision_line;
-mod failure;
 mod files;
-mod frequent;
-mod input;
+mod inputs;
 mod interrupt;
-mod nearness;
-mod policy;
-mod records;
-mod replay;
-mod report;
 mod store;
-mod suggest;
-mod summary;
-mod table;
-mod tally;
-mod text;
-mod timeline;
 
 fn main() -> ExitCode {
     let cli = args::Cli::parse();
@@ -56,7 +37,16 @@ fn main() -> ExitCode {
                 // With standard error closed, the message has nowhere to go.
                 let _ = writeln!(io::stderr(), "error: {failure}");
             }
-            ExitCode::from(failure.exit_code())
+            ExitCode::from(exit_code(&failure))
         }
+    }
+}
+
+const fn exit_code(failure: &Failure) -> u8 {
+    match failure {
+        Failure::Input(_) => 2,
+        Failure::Store(_) => 3,
+        Failure::BrokenPipe => 0,
+        Failure::Interrupted => interrupt::EXIT_CODE,
     }
 }

@@ -8,9 +8,8 @@ use std::path::Path;
 use ratelimit_core::store::{Batch, RecordStore as _};
 use ratelimit_core::{AnyAlgorithm, DynError, Limits, Store, Verdict};
 use ratelimit_memory::MemoryStore;
-
-use crate::failure::Failure;
-use crate::records::{self, GivenRecord};
+use ratelimit_replay::failure::Failure;
+use ratelimit_replay::records::{self, GivenRecord};
 
 #[cfg(feature = "_servers")]
 mod servers;

@@ -6,22 +6,23 @@ use ratelimit_core::store::Op;
 use ratelimit_core::{
     Algorithm, AnyAlgorithm, Decision, Limit, LimitCosts, Limits, RateLimiter, Refusal,
 };
+use ratelimit_replay::caller::{Caller, joined_names, list_identifiers};
+use ratelimit_replay::decision_line::{DecisionLine, json_line};
+use ratelimit_replay::failure::Failure;
+use ratelimit_replay::input::InputEntry;
+use ratelimit_replay::policy;
+use ratelimit_replay::tally::Decided;
+use ratelimit_replay::text::{count, duration, plural};
 
 use crate::args::CheckArgs;
-use crate::caller::{Caller, joined_names, list_identifiers};
-use crate::decision_line::{DecisionLine, json_line};
-use crate::failure::Failure;
-use crate::input::InputEntry;
-use crate::policy;
+use crate::inputs;
 use crate::store::{self, StoreUrl};
-use crate::tally::Decided;
-use crate::text::{count, duration, plural};
 
 /// The exit code of a denial.
 const DENIED: u8 = 1;
 
 pub(super) fn run(args: &CheckArgs) -> Result<u8, Failure> {
-    let limits = policy::read(&args.caller.policy)?;
+    let limits = inputs::policy(&args.caller.policy)?;
     let url = StoreUrl::parse(&args.caller.store)?;
     let caller = Caller::from_args(&args.caller.keys, &limits)?;
     let op = if args.peek { Op::Peek } else { Op::Acquire };

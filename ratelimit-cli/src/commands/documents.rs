@@ -10,9 +10,9 @@ use clap::{Command, CommandFactory};
 use clap_complete::Shell;
 use clap_mangen::Man;
 use clap_mangen::roff::{Roff, roman};
+use ratelimit_replay::failure::Failure;
 
 use crate::args::Cli;
-use crate::failure::Failure;
 
 /// The schema of policy documents. `ratelimit-core` reads them; `tests/schema.rs` compares both.
 const SCHEMA: &[u8] = include_bytes!("../../ratelimit.schema.json");

@@ -1,16 +1,17 @@
 //! `ratelimit formats`: the formats of logs that have names, and what an input would be read as.
 
-use clap::ValueEnum;
+use ratelimit_replay::decision_line::json_line;
+use ratelimit_replay::failure::Failure;
+use ratelimit_replay::input::FormatArg;
+use ratelimit_replay::named::Named as _;
+use ratelimit_replay::replay::Reading;
+use ratelimit_replay::table::TextTable;
+use ratelimit_replay::text::{duration, time};
 use serde_json::json;
 
 use crate::args::FormatsArgs;
-use crate::decision_line::json_line;
-use crate::failure::Failure;
-use crate::input::FormatArg;
+use crate::inputs;
 use crate::interrupt::Interrupt;
-use crate::replay::{Reading, ReplayedRequests};
-use crate::table::TextTable;
-use crate::text::{duration, time};
 
 /// How many requests are shown.
 const SHOWN: usize = 3;
@@ -20,8 +21,8 @@ pub(super) fn run(args: &FormatsArgs) -> Result<u8, Failure> {
         return list(args.json);
     }
     let how = Reading { silent: true, keeps_lines: true, ..Reading::default() };
-    let mut requests =
-        ReplayedRequests::open(&args.inputs, &args.format, &Interrupt::default(), how)?;
+    let format = args.format.read();
+    let mut requests = inputs::requests(&args.inputs, &format, &Interrupt::default(), how)?;
     let mut shown = Vec::new();
     while shown.len() < SHOWN
         && let Some(request) = requests.next()?
@@ -54,16 +55,13 @@ pub(super) fn run(args: &FormatsArgs) -> Result<u8, Failure> {
 }
 
 fn list(is_json: bool) -> Result<u8, Failure> {
-    let formats = FormatArg::value_variants().iter().filter_map(ValueEnum::to_possible_value);
-    let about = |value: &clap::builder::PossibleValue| {
-        value.get_help().map(ToString::to_string).unwrap_or_default()
-    };
+    let formats = FormatArg::ALL.iter();
     if is_json {
         let lines = formats
-            .map(|value| json_line(&json!({ "name": value.get_name(), "about": about(&value) })));
+            .map(|value| json_line(&json!({ "name": value.name(), "about": value.about() })));
         return super::print(lines.collect::<Vec<_>>().concat());
     }
-    let rows = formats.map(|value| vec![value.get_name().to_owned(), about(&value)]);
+    let rows = formats.map(|value| vec![value.name().to_owned(), value.about().to_owned()]);
     super::print(
         TextTable::new(&["name", "what"], rows).text() + include_str!("../help/formats.txt"),
     )

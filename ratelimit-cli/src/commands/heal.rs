@@ -1,22 +1,22 @@
 //! `ratelimit heal`: frees keys whose states are from the future.
 
 use ratelimit_redis::{HealOptions, Healed, HealedState, StoredKey};
+use ratelimit_replay::decision_line::json_lines;
+use ratelimit_replay::failure::Failure;
+use ratelimit_replay::summary::NAME_CHARS;
+use ratelimit_replay::table::{TextTable, list};
+use ratelimit_replay::text::{count, duration, plural, printable};
 use serde_json::json;
 
 use crate::args::HealArgs;
-use crate::decision_line::json_lines;
-use crate::failure::Failure;
-use crate::policy;
+use crate::inputs;
 use crate::store::{self, Redis, in_each_mode, may_scan};
-use crate::summary::NAME_CHARS;
-use crate::table::{TextTable, list};
-use crate::text::{count, duration, plural, printable};
 
 /// How many states the table shows.
 const MOST: usize = 20;
 
 pub(super) fn run(args: &HealArgs) -> Result<u8, Failure> {
-    let limits = policy::read(&args.scan.policy)?;
+    let limits = inputs::policy(&args.scan.policy)?;
     let redis = Redis::lasting(&args.scan.store, "heal")?;
     let scan = &args.scan;
     let options =

@@ -5,17 +5,18 @@ use std::fmt::Write;
 use ratelimit_core::algorithm::{AnyState, BucketCount, LoggedCost, LoggedRequest};
 use ratelimit_core::store::{Op, RecordStore as _};
 use ratelimit_core::{Algorithm, AnyAlgorithm, Decision, Limit, Timestamp};
+use ratelimit_replay::caller::Caller;
+use ratelimit_replay::decision_line::{Told, caller_json};
+use ratelimit_replay::failure::Failure;
+use ratelimit_replay::policy;
+use ratelimit_replay::records::{self, described as in_words};
+use ratelimit_replay::text::{count, quote, time};
 use serde::Serialize;
 use serde_json::{Value, json};
 
 use crate::args::InspectArgs;
-use crate::caller::Caller;
-use crate::decision_line::{Told, caller_json};
-use crate::failure::Failure;
-use crate::policy;
-use crate::records::{self, described as in_words};
+use crate::inputs;
 use crate::store::{self, in_each_mode};
-use crate::text::{count, quote, time};
 
 /// How many entries of a log are shown to people.
 const SHOWN: usize = 100;
@@ -35,7 +36,7 @@ struct StoredLimit<'l> {
 }
 
 pub(super) fn run(InspectArgs { caller: args, own }: &InspectArgs) -> Result<u8, Failure> {
-    let limits = policy::read(&args.policy)?;
+    let limits = inputs::policy(&args.policy)?;
     let numbers = policy::numbers(&own.numbers, &limits)?;
     let caller = Caller::from_args(&args.keys, &limits)?;
     let out = store::block_on(async {

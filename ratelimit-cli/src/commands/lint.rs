@@ -1,20 +1,21 @@
 //! `ratelimit lint`: what is wrong with a policy, and what of it is easily overlooked.
 
 use ratelimit_core::{Algorithm as _, AnyAlgorithm, Limit};
+use ratelimit_replay::caller::check_names;
+use ratelimit_replay::decision_line::json_lines;
+use ratelimit_replay::failure::Failure;
+use ratelimit_replay::policy::{self, Findings, Problem};
+use ratelimit_replay::text::plural;
 use serde_json::json;
 
 use crate::args::LintArgs;
-use crate::caller::check_names;
-use crate::decision_line::json_lines;
-use crate::failure::Failure;
-use crate::policy::{self, Findings, Problem};
-use crate::text::plural;
+use crate::inputs;
 
 /// The exit code of a policy that has problems: as wherever it is read.
 const WRONG: u8 = 2;
 
 pub(super) fn run(args: &LintArgs) -> Result<u8, Failure> {
-    let (name, text) = policy::text(&args.policy)?;
+    let (name, text) = inputs::policy_text(&args.policy)?;
     let found = policy::findings(&text, |limit| unmet_demands(args, limit), notes);
     super::print(if args.json { lines(&found) } else { sentences(&name, &found) })?;
     Ok(if found.problems.is_empty() { 0 } else { WRONG })

@@ -6,16 +6,16 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use ratelimit_core::{AnyAlgorithm, Limit, Limits, RateLimiter, Record, Timestamp};
 use ratelimit_redis::StoredKey;
+use ratelimit_replay::caller::Caller;
+use ratelimit_replay::decision_line::json_line;
+use ratelimit_replay::failure::Failure;
+use ratelimit_replay::records::{described, fields};
+use ratelimit_replay::text::{plural, printable, quote, time};
 use serde_json::{Value, json};
 
 use crate::args::{CallerArgs, ClearRecordArgs, RecordCommand, ScanArgs, SetRecordArgs};
-use crate::caller::Caller;
-use crate::decision_line::json_line;
-use crate::failure::Failure;
-use crate::policy;
-use crate::records::{described, fields};
+use crate::inputs;
 use crate::store::{self, Redis, Remote, may_scan};
-use crate::text::{plural, printable, quote, time};
 
 /// How many keys the server examines in one step, and the pause between two.
 const STEP: (u64, Duration) = (500, Duration::from_millis(5));
@@ -30,7 +30,7 @@ pub(super) fn run(command: &RecordCommand) -> Result<u8, Failure> {
 }
 
 fn set(args: &SetRecordArgs) -> Result<u8, Failure> {
-    let limits = policy::read(&args.of.caller.policy)?;
+    let limits = inputs::policy(&args.of.caller.policy)?;
     let record = record(args, &limits)?;
     let (name, next) = (&*args.of.limit, record.clone());
     change(&args.of, &limits, Some(&record), async |limiter, caller| {
@@ -43,7 +43,7 @@ fn set(args: &SetRecordArgs) -> Result<u8, Failure> {
 }
 
 fn clear(args: &ClearRecordArgs) -> Result<u8, Failure> {
-    let limits = policy::read(&args.caller.policy)?;
+    let limits = inputs::policy(&args.caller.policy)?;
     change(args, &limits, None, async |limiter, caller| {
         limiter.clear_record(caller, &args.limit).await
     })
@@ -87,7 +87,7 @@ fn change(
 }
 
 fn get(args: &CallerArgs) -> Result<u8, Failure> {
-    let limits = policy::read(&args.policy)?;
+    let limits = inputs::policy(&args.policy)?;
     let caller = Caller::from_args(&args.keys, &limits)?;
     let records = store::block_on(async {
         let (store, failed) = store::of_caller(args, "show", &limits).await?;
@@ -119,7 +119,7 @@ fn get(args: &CallerArgs) -> Result<u8, Failure> {
 }
 
 fn list(args: &ScanArgs) -> Result<u8, Failure> {
-    let limits = policy::read(&args.policy)?;
+    let limits = inputs::policy(&args.policy)?;
     let redis = &*Redis::lasting(&args.store, "list")?;
     let (mut out, mut count, mut is_cut) = (String::new(), 0_u64, false);
     store::block_on(async {

@@ -4,37 +4,39 @@ use std::fs::File;
 use std::io::{self, Write};
 use std::iter;
 use std::path::Path;
+use std::time::{Duration, Instant};
 
 use ratelimit_core::{AnyAlgorithm, Limits, RateLimiter};
+use ratelimit_replay::decision_line::json_line;
+use ratelimit_replay::failure::Failure;
+use ratelimit_replay::nearness::MAX_CALLERS;
+use ratelimit_replay::records::GivenRecord;
+use ratelimit_replay::replay::{Judge, Reading, Replay, ReplayOutcome};
+use ratelimit_replay::summary::{self, Report, WARNING};
+use ratelimit_replay::{report, suggest, text};
 
 use crate::args::ReplayArgs;
-use crate::decision_line::json_line;
-use crate::failure::Failure;
-use crate::input::is_dash;
+use crate::inputs::is_dash;
 use crate::interrupt::Interrupt;
-use crate::nearness::MAX_CALLERS;
-use crate::records::{self, GivenRecord};
-use crate::replay::{Judge, Reading, Replay, ReplayOutcome, ReplayedRequests};
 use crate::store::{self, StoreUrl};
-use crate::summary::{self, Report, WARNING};
-use crate::{files, policy, report, suggest, text};
+use crate::{files, inputs};
 
 pub(super) fn run(args: &ReplayArgs) -> Result<u8, Failure> {
     check_dashes(args)?;
-    let limits = policy::read(&args.log.policy)?;
-    let other = args.compare.as_deref().map(policy::read).transpose()?;
-    let records = args.records.as_deref().map(|path| records::read(path, &limits)).transpose()?;
+    let limits = inputs::policy(&args.log.policy)?;
+    let other = args.compare.as_deref().map(inputs::policy).transpose()?;
+    let records = args.records.as_deref().map(|path| inputs::records(path, &limits)).transpose()?;
     let records = records.unwrap_or_default();
     let url = StoreUrl::parse(&args.store)?;
     let is_detailed = args.report.is_some() || args.json;
     let how = Reading { strict: args.strict, silent: false, keeps_lines: is_detailed };
-    let mut requests =
-        ReplayedRequests::open(&args.log.inputs, &args.log.format, &Interrupt::catch()?, how)?;
+    let format = args.log.format.read();
+    let mut requests = inputs::requests(&args.log.inputs, &format, &Interrupt::catch()?, how)?;
     let (limits, note) = requests.applicable(limits)?;
     let (other, other_note) = other.map(|other| requests.applicable(other)).transpose()?.unzip();
     // Its own: concurrent replays must not see each other's states.
     let prefix = format!("rl-replay-{:032x}", fastrand::u128(..));
-    let (outcome, report) = store::block_on(async {
+    let (outcome, elapsed, report) = store::block_on(async {
         let limiter = async |url: &StoreUrl,
                              limits: &Limits<AnyAlgorithm>,
                              prefix: &str,
@@ -67,7 +69,9 @@ pub(super) fn run(args: &ReplayArgs) -> Result<u8, Failure> {
             requests,
             decisions,
         };
+        let started = Instant::now();
         let mut outcome = replay.run().await;
+        let elapsed = started.elapsed();
         let overflowed =
             iter::once(&this).chain(&other).map(|limiter| limiter.store().overflowed());
         let overflowed = overflowed.sum();
@@ -78,7 +82,7 @@ pub(super) fn run(args: &ReplayArgs) -> Result<u8, Failure> {
                 text::plural(overflowed, "check", "checks")
             )));
         }
-        Ok((outcome, report))
+        Ok((outcome, elapsed, report))
     })?;
     let other_note = other_note.flatten().map(|note| format!("--compare: {note}"));
     let left = outcome.left_behind.as_ref().map(|why| {
@@ -89,18 +93,18 @@ pub(super) fn run(args: &ReplayArgs) -> Result<u8, Failure> {
     let fine = outcome.order.is_in_seconds.then(|| suggest::finer_than_a_second(&limits)).flatten();
     let notes =
         [outcome.order.note(), fine, note, other_note, left].into_iter().flatten().collect();
-    finish(args, &url, outcome, notes, report)
+    finish(args, &url, (outcome, elapsed), notes, report)
 }
 
 /// Writes the summary to standard output and the report to its file.
 fn finish(
     args: &ReplayArgs,
     url: &StoreUrl,
-    outcome: ReplayOutcome,
+    (outcome, elapsed): (ReplayOutcome, Duration),
     mut notes: Vec<String>,
     report: Option<File>,
 ) -> Result<u8, Failure> {
-    let ReplayOutcome { tally, format, ended, elapsed, is_void, comparison, .. } = outcome;
+    let ReplayOutcome { tally, format, ended, is_void, comparison, .. } = outcome;
     let other = comparison.as_ref().map(|comparison| &comparison.tally);
     for (path, tally) in
         iter::once((&args.log.policy, &tally)).chain(args.compare.iter().zip(other))

@@ -4,13 +4,13 @@ use std::collections::BTreeSet;
 use std::fmt::Write;
 
 use ratelimit_core::store::Op;
+use ratelimit_replay::caller::{Caller, list_identifiers};
+use ratelimit_replay::decision_line::json_line;
+use ratelimit_replay::failure::Failure;
 use serde::Serialize;
 
 use crate::args::{CallerArgs, ResetArgs};
-use crate::caller::{Caller, list_identifiers};
-use crate::decision_line::json_line;
-use crate::failure::Failure;
-use crate::policy;
+use crate::inputs;
 use crate::store::{self, in_each_mode};
 
 /// The limits that apply to a caller.
@@ -25,7 +25,7 @@ struct Found<'r> {
 }
 
 pub(super) fn run(ResetArgs { caller: args, limit: only }: &ResetArgs) -> Result<u8, Failure> {
-    let limits = policy::read(&args.policy)?;
+    let limits = inputs::policy(&args.policy)?;
     let caller = Caller::from_args(&args.keys, &limits)?;
     let mut keyed = caller.keys(&limits);
     if let Some(only) = only {

@@ -5,19 +5,21 @@ use std::io::{self, Write};
 
 use ratelimit_core::{Algorithm as _, AnyAlgorithm, ConfigError, Limit, Limits, RateLimiter};
 use ratelimit_memory::MemoryStore;
+use ratelimit_replay::caller::list_identifiers;
+use ratelimit_replay::decision_line::json_lines;
+use ratelimit_replay::failure::Failure;
+use ratelimit_replay::input::names_of;
+use ratelimit_replay::policy;
+use ratelimit_replay::replay::{Judge, Reading, Replay, ReplayOutcome, ReplayedRequests};
+use ratelimit_replay::suggest::{Needs, finer_than_a_second, setting, unbounded, with_algorithm};
+use ratelimit_replay::table::TextTable;
+use ratelimit_replay::text::{count, in_words, plural, share};
 use serde_json::json;
 
 use crate::args::{LogArgs, SuggestArgs};
-use crate::caller::list_identifiers;
-use crate::decision_line::json_lines;
-use crate::failure::Failure;
-use crate::input::{is_dash, names_of};
+use crate::inputs::is_dash;
 use crate::interrupt::Interrupt;
-use crate::replay::{Judge, Reading, Replay, ReplayOutcome, ReplayedRequests};
-use crate::suggest::{Needs, finer_than_a_second, setting, unbounded, with_algorithm};
-use crate::table::TextTable;
-use crate::text::{count, in_words, plural, share};
-use crate::{policy, store};
+use crate::{inputs, store};
 
 /// One limit, and what is proposed for it.
 struct Row<'l> {
@@ -30,8 +32,9 @@ struct Row<'l> {
 }
 
 pub(super) fn run(args: &SuggestArgs) -> Result<u8, Failure> {
-    let LogArgs { inputs, format, .. } = &args.log;
-    for input in inputs {
+    let LogArgs { inputs: logs, format, .. } = &args.log;
+    let format = format.read();
+    for input in logs {
         // A pipe has nothing left the second time.
         let is_pipe = is_dash(input) || input.metadata().is_ok_and(|data| !data.is_file());
         if is_pipe && !input.is_dir() {
@@ -39,11 +42,11 @@ pub(super) fn run(args: &SuggestArgs) -> Result<u8, Failure> {
             return Err(Failure::input(format!("INPUT {}: {what}", input.display())));
         }
     }
-    let (name, text) = policy::text(&args.log.policy)?;
+    let (name, text) = inputs::policy_text(&args.log.policy)?;
     let limits = policy::parse(&name, &text)?;
     let interrupt = Interrupt::catch()?;
     pollster::block_on(async {
-        let mut requests = ReplayedRequests::open(inputs, format, &interrupt, Reading::default())?;
+        let mut requests = inputs::requests(logs, &format, &interrupt, Reading::default())?;
         let (limits, left_out) = requests.applicable(limits)?;
         let wrong = |error| Failure::input(format!("no proposal: {error}"));
         let observing = limiter(unbounded(&limits).map_err(wrong)?);
@@ -62,7 +65,7 @@ pub(super) fn run(args: &SuggestArgs) -> Result<u8, Failure> {
         });
         let mut rows: Vec<_> = rows.collect();
         let again = Reading { silent: true, ..Reading::default() };
-        let again = ReplayedRequests::open(inputs, format, &interrupt, again)?;
+        let again = inputs::requests(logs, &format, &interrupt, again)?;
         let proposed = limiter(proposal(&limits, &rows).map_err(wrong)?);
         let second = replay(Judge::new(&proposed, Some(usize::MAX), false), again).await?;
         for (row, counts) in rows.iter_mut().zip(&second.tally.limits) {

@@ -9,21 +9,22 @@ use ratelimit_core::{
     StoreError as _,
 };
 use ratelimit_redis::{Mode, RedisError, RedisStore, StoredKey};
+use ratelimit_replay::caller::key_as_arguments;
+use ratelimit_replay::decision_line::json_lines;
+use ratelimit_replay::failure::Failure;
+use ratelimit_replay::policy;
+use ratelimit_replay::records::{described, fields};
+use ratelimit_replay::summary::NAME_CHARS;
+use ratelimit_replay::table::{TextTable, list};
+use ratelimit_replay::text::{count, duration, plural, printable, quote};
 use serde_json::json;
 
 use super::record::now;
 use super::unknown_states;
 use crate::args::TopArgs;
-use crate::caller::key_as_arguments;
-use crate::decision_line::json_lines;
-use crate::failure::Failure;
+use crate::inputs;
 use crate::interrupt::Interrupt;
-use crate::policy;
-use crate::records::{described, fields};
 use crate::store::{self, Redis, in_each_mode, may_scan};
-use crate::summary::NAME_CHARS;
-use crate::table::{TextTable, list};
-use crate::text::{count, duration, plural, printable, quote};
 
 /// How many callers are asked about at the same time.
 const AT_ONCE: usize = 32;
@@ -64,7 +65,7 @@ impl ScanResult {
 }
 
 pub(super) fn run(args: &TopArgs) -> Result<u8, Failure> {
-    let limits = policy::read(&args.scan.policy)?;
+    let limits = inputs::policy(&args.scan.policy)?;
     let numbers = policy::numbers(&args.own.numbers, &limits)?;
     let redis = &*Redis::lasting(&args.scan.store, "list")?;
     let interrupt = Interrupt::catch()?;

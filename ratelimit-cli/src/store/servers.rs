@@ -7,9 +7,9 @@ use percent_encoding::percent_decode_str;
 use ratelimit_core::store::{Batch, Check, Op, RecordStore};
 use ratelimit_core::{AnyAlgorithm, Limit, Limits, Record, Refusal, Store, Verdict};
 use ratelimit_redis::{Cas, Lua, Multi, RedisError, RedisStore, RedisUrl, Tag};
+use ratelimit_replay::failure::Failure;
 
 use crate::args::CallerArgs;
-use crate::failure::Failure;
 use crate::store::secret;
 
 /// The deadline of a call to a server. Including the connection it stays below two seconds.

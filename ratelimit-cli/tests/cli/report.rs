@@ -295,7 +295,7 @@ fn a_comparison_on_redis_says_the_same_and_leaves_no_key() {
 
 #[test]
 fn text_and_bars_stand_out_in_light_and_in_dark() {
-    let style = include_str!("../../src/report/style.css");
+    let style = include_str!("../../../ratelimit-replay/src/report/style.css");
     let blocks: Vec<_> = style.split(":root {").skip(1).collect();
     assert_eq!(blocks.len(), 3, "light, dark and print");
     let colours =

@@ -1,0 +1,253 @@
+//! [`Found`]: what a line of a server's log says of a request, and the request that it makes.
+
+use std::borrow::Cow;
+
+use ratelimit_core::Timestamp;
+use ratelimit_core::store::Op;
+use regex::Regex;
+
+use super::address::{address, client};
+use super::entry::{BadLine, InputEntry};
+use super::moment::Moments;
+use super::request::{method, path};
+use crate::caller::{Caller, Named};
+use crate::named::named;
+use crate::text::{decimal, quote};
+
+named! {
+    /// A unit of time, in microseconds.
+    pub enum UnitArg {
+        /// Microseconds, as `%D` of Apache.
+        "us" => Us = 1,
+        /// Milliseconds.
+        "ms" => Ms = 1_000,
+        /// Seconds, as `%T` of Apache.
+        "s" => S = 1_000_000,
+    }
+}
+
+named! {
+    /// What a line's time is.
+    pub enum LineTimeArg {
+        /// When the request came, as Apache writes it.
+        "arrival" => Arrival,
+        /// When the request ended, as nginx writes it: the request came so much earlier as it took.
+        "end" => End,
+    }
+}
+
+/// How the lines of logs are read, as the user asks.
+#[derive(Clone, Debug)]
+pub struct LogOptions {
+    /// The unit of durations that tell none.
+    pub unit: Option<UnitArg>,
+    /// What the time of a line is, if the user tells.
+    pub line_time: Option<LineTimeArg>,
+    /// The length of the network that an IPv6 address is counted by.
+    pub ipv6_prefix: u8,
+    /// More identifiers, each with where it stands.
+    pub identifiers: Vec<(String, Source)>,
+    /// Whether a request keeps its user agent.
+    pub keeps_agents: bool,
+}
+
+impl Default for LogOptions {
+    fn default() -> Self {
+        let identifiers = Vec::new();
+        Self { unit: None, line_time: None, ipv6_prefix: 64, identifiers, keeps_agents: false }
+    }
+}
+
+/// Where an identifier stands.
+#[derive(Clone, Debug)]
+pub enum Source {
+    /// In a field of the line, by the name that the format has for it.
+    Field(String),
+    /// In the first group of an expression that matches the path.
+    InPath(Regex),
+}
+
+/// What a field of a log says of its request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Role {
+    /// Who asked: an address, with or without a port.
+    Client,
+    /// The client and its proxies, of which the first asked, unless the line has a client.
+    Forwarded,
+    User,
+    Time,
+    /// A day and a time of day, as W3C writes them.
+    Date,
+    Clock,
+    /// The first line of the request.
+    Request,
+    Method,
+    /// The path, with or without a query, or an absolute URI.
+    Target,
+    Host,
+    Agent,
+    /// How long the request took, or a part of it, in this unit.
+    Duration(UnitArg),
+    /// How long the request took, in seconds if it has decimals, and otherwise in this unit.
+    DurationOr(UnitArg),
+    Nanoseconds,
+    /// Nothing by itself.
+    Other,
+}
+
+/// What a line says of its request.
+#[derive(Debug, Default)]
+pub(super) struct Found<'l> {
+    client: Option<Cow<'l, str>>,
+    forwarded: Option<Cow<'l, str>>,
+    user: Option<Cow<'l, str>>,
+    time: Option<Cow<'l, str>>,
+    date: Option<Cow<'l, str>>,
+    clock: Option<Cow<'l, str>>,
+    request: Option<Cow<'l, str>>,
+    method: Option<Cow<'l, str>>,
+    target: Option<Cow<'l, str>>,
+    host: Option<Cow<'l, str>>,
+    agent: Option<Cow<'l, str>>,
+    pub(super) duration_us: Option<u64>,
+    /// Whether the duration is a number of seconds with decimals.
+    pub(super) has_decimals: bool,
+    /// The identifiers that the user asks for, by their place among them.
+    pub(super) identifiers: Vec<(usize, Cow<'l, str>)>,
+}
+
+impl<'l> Found<'l> {
+    /// Notes what a field says. One that says nothing is absent.
+    pub(super) fn set(&mut self, role: Role, text: Cow<'l, str>) {
+        if is_nothing(&text) {
+            return;
+        }
+        let place = match role {
+            Role::Client => &mut self.client,
+            Role::Forwarded => &mut self.forwarded,
+            Role::User => &mut self.user,
+            Role::Time => &mut self.time,
+            Role::Date => &mut self.date,
+            Role::Clock => &mut self.clock,
+            Role::Request => &mut self.request,
+            Role::Method => &mut self.method,
+            Role::Target => &mut self.target,
+            Role::Host => &mut self.host,
+            Role::Agent => &mut self.agent,
+            Role::Duration(unit) => return self.took(&text, unit as u64 * 1_000),
+            Role::DurationOr(unit) => {
+                let unit = if text.contains('.') { UnitArg::S } else { unit };
+                return self.took(&text, unit as u64 * 1_000);
+            }
+            Role::Nanoseconds => return self.took(&text, 1),
+            Role::Other => return,
+        };
+        place.get_or_insert(text);
+    }
+
+    /// Whether an address stands where the client does.
+    pub(super) fn check_client(&self) -> Result<(), BadLine> {
+        let client = self.client.as_deref().or(self.forwarded.as_deref());
+        let client = client.ok_or("names no client")?;
+        if client.split(',').any(|one| address(one).is_some()) {
+            return Ok(());
+        }
+        Err(format!("has {} in the place of the client's address", quote(client, 40)))
+    }
+
+    /// Adds a part of the time that the request took. A text with a unit has that one.
+    fn took(&mut self, text: &str, unit_ns: u64) {
+        const UNITS: [(&str, u64); 5] =
+            [("ns", 1), ("us", 1_000), ("µs", 1_000), ("ms", 1_000_000), ("s", 1_000_000_000)];
+        let with_unit = UNITS.iter().find_map(|(name, ns)| Some((text.strip_suffix(name)?, *ns)));
+        let (number, unit_ns) = with_unit.unwrap_or((text, unit_ns));
+        // A part that was never reached, such as -1, took no time.
+        let Some((whole, millionths)) = decimal(number) else { return };
+        let ns = u128::from(whole) * u128::from(unit_ns)
+            + u128::from(millionths.unwrap_or(0)) * u128::from(unit_ns) / 1_000_000;
+        let us = u64::try_from(ns / 1_000).unwrap_or(u64::MAX);
+        self.has_decimals |= millionths.is_some() && unit_ns == 1_000_000_000;
+        self.duration_us = Some(self.duration_us.unwrap_or(0).saturating_add(us));
+    }
+
+    /// The request of the line, whose time is its end unless something else says when it came.
+    pub(super) fn entry(
+        self,
+        moments: &mut Moments,
+        options: &LogOptions,
+        line_time: LineTimeArg,
+    ) -> Result<InputEntry, BadLine> {
+        let mut at = match (&self.time, &self.date, &self.clock) {
+            (Some(time), ..) => moments.read(time)?,
+            (None, Some(date), Some(clock)) => {
+                let between = if date.contains('/') { ":" } else { " " };
+                moments.read(&format!("{date}{between}{clock}"))?
+            }
+            _ => return Err("has no time".to_owned()),
+        };
+        if options.line_time.unwrap_or(line_time) == LineTimeArg::End {
+            at = arrival(at, self.duration_us.unwrap_or(0));
+        }
+        let ip = self.client.or(self.forwarded);
+        let ip = ip.map(|text| client(&text, options.ipv6_prefix));
+        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+        let (target, request) = (self.target.as_deref(), self.request.as_deref());
+        let of_request = request.unwrap_or_default().as_bytes();
+        let path = match target {
+            Some(target) => super::request::target_path(target.as_bytes()),
+            None => path(of_request),
+        };
+        let authority = target.map(str::as_bytes).or_else(|| super::request::target(of_request));
+        let authority = authority.and_then(super::request::authority).map(text);
+        let method = match &self.method {
+            Some(name) => Some(name.as_bytes()),
+            None => method(of_request),
+        };
+        let named = [
+            ("ip", ip.clone()),
+            ("user", self.user.map(Cow::into_owned)),
+            ("path", path.map(text)),
+            ("method", method.map(text)),
+            ("host", self.host.map(Cow::into_owned).or(authority)),
+        ];
+        let named = named.into_iter().filter_map(|(name, value)| Some((name.into(), value?)));
+        let mut named: Vec<(Cow<'static, str>, String)> = named.collect();
+        for (place, (name, source)) in options.identifiers.iter().enumerate() {
+            let value = match source {
+                Source::Field(_) => self
+                    .identifiers
+                    .iter()
+                    .find(|(of, value)| *of == place && !is_nothing(value))
+                    .map(|(_, value)| value.clone().into_owned()),
+                Source::InPath(expression) => named
+                    .iter()
+                    .find(|(name, _)| name == "path")
+                    .and_then(|(_, path)| expression.captures(path)?.get(1))
+                    .map(|part| part.as_str().to_owned()),
+            };
+            named.retain(|(known, _)| known != name);
+            if let Some(value) = value {
+                let value = if name == "ip" { client(&value, options.ipv6_prefix) } else { value };
+                named.push((name.clone().into(), value));
+            }
+        }
+        let bare = named.iter().find(|(name, _)| name == "ip").map(|(_, ip)| ip.clone());
+        if named.iter().all(|(name, _)| ["path", "method", "host"].contains(&&**name)) {
+            return Err("names no client".to_owned());
+        }
+        let agent = self.agent.filter(|_| options.keeps_agents).map(Cow::into_owned);
+        let caller = Caller { bare, named: Named { list: named, bare_only: true } };
+        let (costs, op, duration_us) = (1.into(), Op::Acquire, self.duration_us);
+        Ok(InputEntry { at, caller, costs, op, duration_us, agent, ..InputEntry::default() })
+    }
+}
+
+/// When a request came that ended then and took so long.
+fn arrival(end: Timestamp, took_us: u64) -> Timestamp {
+    Timestamp::from_us(end.as_us().saturating_sub(took_us)).unwrap_or(end)
+}
+
+/// Whether a field says that there is nothing.
+fn is_nothing(text: &str) -> bool {
+    matches!(text.trim(), "" | "-" | "\"-\"" | "\"\"")
+}

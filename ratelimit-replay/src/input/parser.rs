@@ -1,0 +1,453 @@
+//! [`Parser`]: reads the lines of one format, and [`FormatArg`], the formats that are known by
+//! name.
+
+use std::borrow::Cow;
+use std::rc::Rc;
+use std::sync::LazyLock;
+
+use regex::bytes::Regex;
+
+use super::access_log::AccessLog;
+use super::csv::{self, Csv};
+use super::entry::{BadLine, InputEntry};
+use super::envelope::Envelope;
+use super::found::{LineTimeArg, LogOptions};
+use super::json_log::{JsonFields, JsonLog};
+use super::jsonl;
+use super::log_format::{FormattedLog, LogFormat};
+use super::moment::Moments;
+use super::w3c::{self, W3c};
+use crate::named::{Named as _, named};
+use How::{Json, Text};
+
+named! {
+    /// A format, as the command line names it.
+    pub enum FormatArg {
+        /// Decided by the first line of a known format.
+        "auto" => Auto,
+        /// An access log in Common or Combined format, with or without a virtual host in front.
+        "combined" => Combined,
+        /// The ingress controller of nginx in Kubernetes.
+        "ingress" => Ingress,
+        /// Traefik, as text.
+        "traefik" => Traefik,
+        /// Traefik, as JSON.
+        "traefik-json" => TraefikJson,
+        /// Caddy.
+        "caddy" => Caddy,
+        /// Envoy's and Istio's default text.
+        "envoy" => Envoy,
+        /// Envoy, as JSON with the fields of Istio.
+        "envoy-json" => EnvoyJson,
+        /// `HAProxy`, HTTP.
+        "haproxy" => Haproxy,
+        /// Application load balancers of AWS.
+        "alb" => Alb,
+        /// Classic load balancers of AWS.
+        "elb" => Elb,
+        /// Server access logs of Amazon S3.
+        "s3" => S3,
+        /// Fields named by `#Fields:`, as of IIS and `CloudFront`.
+        "w3c" => W3c,
+        /// Squid's native format.
+        "squid" => Squid,
+        /// uWSGI's default.
+        "uwsgi" => Uwsgi,
+        /// HTTP requests of Cloudflare Logpush.
+        "cloudflare" => Cloudflare,
+        /// HTTP load balancers of Google Cloud.
+        "gcp" => Gcp,
+        /// A trace, one JSON object per line.
+        "jsonl" => Jsonl,
+        /// A trace as CSV with a header.
+        "csv" => Csv,
+    }
+}
+
+/// How the lines of a named format differ from others, and how they are read.
+enum How {
+    Text(&'static str),
+    Json(&'static str),
+}
+
+/// The formats that have a description; of those that a line fits, the first is its format. In
+/// strings as nginx has them, `$_` is left out.
+const DESCRIBED: [(FormatArg, LineTimeArg, How); 17] = {
+    use FormatArg as F;
+    use LineTimeArg::{Arrival, End};
+    [
+        (
+            F::Ingress,
+            End,
+            Text(
+                "$remote_addr - $remote_user [$time_local] \"$request\" $status $_ \"$http_referer\" \
+                 \"$http_user_agent\" $request_length $request_time [$proxy_upstream_name] [$_] $upstream_addr $_ \
+                 $_ $_ $req_id",
+            ),
+        ),
+        (
+            F::Traefik,
+            Arrival,
+            Text(
+                "$remote_addr - $remote_user [$time_local] \"$request\" $status $_ \"$http_referer\" \
+                 \"$http_user_agent\" $_ \"$router\" \"$server\" ${duration_ms}ms",
+            ),
+        ),
+        (
+            F::Envoy,
+            Arrival,
+            Text(
+                "[$time_iso8601] \"$request\" $status $response_flags $_ $_ $duration_ms $_ \"$remote_addr\" \
+                 \"$http_user_agent\" \"$request_id\" \"$host\" \"$upstream_host\"",
+            ),
+        ),
+        // Istio's has more fields.
+        (
+            F::Envoy,
+            Arrival,
+            Text(
+                "[$time_iso8601] \"$request\" $status $response_flags $_ $_ \"$_\" $_ $_ $duration_ms $_ \
+                 \"$remote_addr\" \"$http_user_agent\" \"$request_id\" \"$host\" \"$upstream_host\" $_ $_ $_ \
+                 $proxy_add_x_forwarded_for $_ $route",
+            ),
+        ),
+        (
+            F::Haproxy,
+            Arrival,
+            Text(
+                "$remote_addr:$remote_port [$time_local] $frontend $backend/$server $_/$_/$_/$_/$duration_ms $status $_ $_ $_ \
+                 $termination_state $_/$_/$_/$_/$_ $_/$_ \"$request\"",
+            ),
+        ),
+        // With captured headers.
+        (
+            F::Haproxy,
+            Arrival,
+            Text(
+                "$remote_addr:$remote_port [$time_local] $frontend $backend/$server $_/$_/$_/$_/$duration_ms $status $_ $_ $_ \
+                 $termination_state $_/$_/$_/$_/$_ $_/$_ {$captured_headers} \"$request\"",
+            ),
+        ),
+        (
+            F::Alb,
+            End,
+            Text(
+                "$type $time_iso8601 $elb $remote_addr $target $request_time $request_time $request_time $status $_ \
+                 $_ $_ \"$request\" \"$http_user_agent\" $_ $ssl_protocol $target_group $_",
+            ),
+        ),
+        (
+            F::Elb,
+            Arrival,
+            Text(
+                "$time_iso8601 $elb $remote_addr $target $request_time $request_time $request_time $status $_ $_ $_ \
+                 \"$request\" \"$http_user_agent\" $_ $ssl_protocol",
+            ),
+        ),
+        (
+            F::S3,
+            Arrival,
+            Text(
+                "$owner $bucket [$time_local] $remote_addr $remote_user $request_id $operation $key \"$request\" \
+                 $status $_ $_ $_ $duration_ms $_ \"$http_referer\" \"$http_user_agent\" $_",
+            ),
+        ),
+        (
+            F::Squid,
+            End,
+            Text(
+                "$msec $duration_ms $remote_addr $result/$status $_ $request_method $request_uri $remote_user \
+                 $hierarchy",
+            ),
+        ),
+        (
+            F::Uwsgi,
+            Arrival,
+            Text(
+                "[pid: $_] $remote_addr ($remote_user) {$_} [$time_local] $request_method $request_uri => \
+                 generated $_ bytes in $duration_ms msecs $_(HTTP/$_ $status) $_",
+            ),
+        ),
+        (
+            F::Uwsgi,
+            Arrival,
+            Text(
+                "[pid: $_] $remote_addr ($remote_user) {$_} [$time_local] $request_method $request_uri => \
+                 generated $_ bytes in $duration_us micros $_(HTTP/$_ $status) $_",
+            ),
+        ),
+        (
+            F::Caddy,
+            End,
+            Json(
+                "ip=request.client_ip|request.remote_ip|request.remote_addr,time=ts,user=user_id,\
+                 method=request.method,path=request.uri,host=request.host,\
+                 agent=request.headers.User-Agent,duration=duration",
+            ),
+        ),
+        (
+            F::TraefikJson,
+            Arrival,
+            Json(
+                "ip=ClientHost,time=StartUTC|time,user=ClientUsername,method=RequestMethod,path=RequestPath,\
+                 host=RequestHost,agent=request_User-Agent,duration=Duration:ns",
+            ),
+        ),
+        (
+            F::Cloudflare,
+            Arrival,
+            Json(
+                "ip=ClientIP,time=EdgeStartTimestamp,method=ClientRequestMethod,\
+                 path=ClientRequestURI|ClientRequestPath,host=ClientRequestHost,agent=ClientRequestUserAgent",
+            ),
+        ),
+        (
+            F::Gcp,
+            Arrival,
+            Json(
+                "ip=httpRequest.remoteIp,time=timestamp,method=httpRequest.requestMethod,\
+                 path=httpRequest.requestUrl,agent=httpRequest.userAgent,duration=httpRequest.latency",
+            ),
+        ),
+        (
+            F::EnvoyJson,
+            Arrival,
+            Json(
+                "ip=x_forwarded_for|downstream_remote_address,time=start_time,method=method,path=path,\
+                 host=authority,agent=user_agent,duration=duration:ms",
+            ),
+        ),
+    ]
+};
+
+/// The same, ready to read; of a text, with the expression of a whole line. A test reads each.
+static KNOWN: LazyLock<Vec<(FormatArg, OwnFormat, Option<Regex>)>> = LazyLock::new(|| {
+    let known = |(format, line_time, how): &(FormatArg, LineTimeArg, How)| {
+        Some(match how {
+            Text(text) => {
+                let own = LogFormat::parse(text).ok()?.at(*line_time);
+                let whole = own.whole_line()?;
+                (*format, OwnFormat::Text(own), Some(whole))
+            }
+            Json(fields) => {
+                let mut own = JsonFields::parse(fields).ok()?.at(*line_time);
+                if *format == FormatArg::Caddy {
+                    // A request may have lines of errors and of proxies, too.
+                    own = own.only("logger", "http.log.access");
+                }
+                (*format, OwnFormat::Json(own), None)
+            }
+        })
+    };
+    DESCRIBED.iter().filter_map(known).collect()
+});
+
+/// The parser of one format's lines.
+pub(crate) struct Parser {
+    reader: Reader,
+    /// What ships the lines, if something does.
+    envelope: Option<Envelope>,
+    format: FormatArg,
+    moments: Moments,
+    options: Rc<LogOptions>,
+}
+
+pub(super) enum Reader {
+    AccessLog(AccessLog),
+    Formatted(FormattedLog),
+    Json(JsonLog),
+    W3c(W3c),
+    Jsonl,
+    Csv(Csv),
+}
+
+/// A format that the user describes.
+#[derive(Clone, Debug)]
+pub enum OwnFormat {
+    /// Lines of text.
+    Text(LogFormat),
+    /// A JSON object per line.
+    Json(JsonFields),
+}
+
+impl OwnFormat {
+    fn reader(&self, options: &LogOptions) -> Result<Reader, BadLine> {
+        Ok(match self {
+            Self::Text(format) => Reader::Formatted(format.reader(options)?),
+            Self::Json(fields) => Reader::Json(fields.reader(options)),
+        })
+    }
+}
+
+impl Parser {
+    pub(super) fn new(
+        reader: Reader,
+        format: FormatArg,
+        envelope: Option<Envelope>,
+        options: &Rc<LogOptions>,
+    ) -> Self {
+        let options = Rc::clone(options);
+        Self { reader, envelope, format, moments: Moments::default(), options }
+    }
+
+    /// The parser of a format that the user describes, whose lines are shipped like this one.
+    pub(super) fn own(
+        format: &OwnFormat,
+        line: &[u8],
+        options: &Rc<LogOptions>,
+    ) -> Result<Self, BadLine> {
+        let reader = format.reader(options)?;
+        Ok(Self::new(reader, FormatArg::Auto, Envelope::find(line), options))
+    }
+
+    /// The parser of the format of a line, among those asked for: the first in which it is a
+    /// request. `None` if there is none.
+    pub(super) fn find(
+        asked: FormatArg,
+        line: &[u8],
+        options: &Rc<LogOptions>,
+    ) -> Result<Option<Self>, BadLine> {
+        let envelope = Envelope::find(line);
+        if envelope == Some(Envelope::Timestamp)
+            && let Some(found) = Self::find_in(asked, line, None, options)?
+        {
+            return Ok(Some(found));
+        }
+        Self::find_in(asked, line, envelope, options)
+    }
+
+    fn find_in(
+        asked: FormatArg,
+        line: &[u8],
+        envelope: Option<Envelope>,
+        options: &Rc<LogOptions>,
+    ) -> Result<Option<Self>, BadLine> {
+        let opened = envelope.and_then(|envelope| envelope.open(line));
+        let inner = opened.unwrap_or(Cow::Borrowed(line));
+        let is_asked = |format: FormatArg| asked == FormatArg::Auto || asked == format;
+        // Whether a line is in a format does not depend on the identifiers that the user wants.
+        let plain = Rc::new(LogOptions { identifiers: Vec::new(), ..(**options).clone() });
+        let found = |format, reader: &dyn Fn(&LogOptions) -> Result<Reader, BadLine>| {
+            let mut parser = Self::new(reader(&plain)?, format, envelope, &plain);
+            if !matches!(parser.parse(line), Ok(Some(_))) {
+                return Ok(None);
+            }
+            Ok(Some(Self::new(reader(options)?, format, envelope, options)))
+        };
+        let is_json = inner.starts_with(b"{");
+        for (format, own, whole) in &*KNOWN {
+            let may_be = match (own, whole) {
+                // Another format may have the same beginning.
+                (OwnFormat::Text(_), Some(whole)) => whole.is_match(&inner),
+                (OwnFormat::Text(_), None) => false,
+                (OwnFormat::Json(_), _) => is_json,
+            };
+            if is_asked(*format)
+                && may_be
+                && let Some(found) = found(*format, &|options| own.reader(options))?
+            {
+                return Ok(Some(found));
+            }
+        }
+        if is_asked(FormatArg::W3c)
+            && let Some(reader) = W3c::under(&inner, options)?
+        {
+            return Ok(Some(Self::new(Reader::W3c(reader), FormatArg::W3c, envelope, options)));
+        }
+        if !is_asked(FormatArg::Combined) {
+            return Ok(None);
+        }
+        found(FormatArg::Combined, &|options| AccessLog::new(options).map(Reader::AccessLog))
+    }
+
+    /// The parser that names the faults of lines in a format; `None` if the format has none without
+    /// a header.
+    pub(super) fn to_explain(format: FormatArg, options: &Rc<LogOptions>) -> Option<Self> {
+        let reader = match format {
+            FormatArg::Jsonl => Reader::Jsonl,
+            FormatArg::Auto | FormatArg::Combined => {
+                Reader::AccessLog(AccessLog::new(&LogOptions::default()).ok()?)
+            }
+            _ => return None,
+        };
+        Some(Self::new(reader, format, None, options))
+    }
+
+    /// Parses a line. `None` if it is a directive, and no request.
+    pub(crate) fn parse(&mut self, line: &[u8]) -> Result<Option<InputEntry>, BadLine> {
+        let opened = self.envelope.and_then(|envelope| envelope.open(line));
+        let inner = opened.as_deref().unwrap_or(line);
+        let (found, line_time) = match &mut self.reader {
+            Reader::Jsonl => return jsonl::parse(inner).map(Some),
+            Reader::Csv(csv) => return csv.parse(inner).map(Some),
+            Reader::W3c(log) if w3c::is_directive(inner) => {
+                return log.directive(inner).map(|()| None);
+            }
+            Reader::W3c(log) => (log.find(inner)?, LineTimeArg::End),
+            Reader::Json(log) => match log.find(inner)? {
+                Some(found) => (found, log.line_time()),
+                None => return Ok(None),
+            },
+            Reader::Formatted(log) => {
+                let found = log.find(inner)?;
+                // Each word fits somewhere; an address stands in its own place.
+                if self.format != FormatArg::Auto {
+                    found.check_client()?;
+                }
+                (found, log.line_time)
+            }
+            Reader::AccessLog(log) => {
+                let found = log.find(inner, &self.options)?;
+                // nginx writes seconds with decimals, when the request has ended.
+                let is_nginx = found.has_decimals;
+                (found, if is_nginx { LineTimeArg::End } else { LineTimeArg::Arrival })
+            }
+        };
+        found.entry(&mut self.moments, &self.options, line_time).map(Some)
+    }
+
+    /// Why a line above the first request is none.
+    pub(super) fn explain(&mut self, line: &[u8]) -> Option<BadLine> {
+        match &self.reader {
+            Reader::Csv(_) => Some(csv::no_header(line)),
+            Reader::W3c(_) => Some("comes before a line that begins with #Fields:".to_owned()),
+            _ => self.parse(line).err(),
+        }
+    }
+
+    /// Whether its lines are requests to a server, and not a trace.
+    pub(crate) const fn is_log(&self) -> bool {
+        !matches!(self.reader, Reader::Jsonl | Reader::Csv(_))
+    }
+
+    /// Whether a number at the end of the lines may be a duration, and has no unit.
+    pub(crate) const fn lacks_unit(&self) -> bool {
+        matches!(&self.reader, Reader::AccessLog(log) if log.lacks_unit)
+    }
+
+    /// Whether the line that told the format is a header, and no request.
+    pub(crate) const fn has_header(&self) -> bool {
+        matches!(self.reader, Reader::W3c(_) | Reader::Csv(_))
+    }
+
+    /// The format's name, for the summary.
+    pub(crate) fn name(&self) -> String {
+        let name = match (&self.reader, self.format) {
+            (Reader::Jsonl, _) => "JSONL trace",
+            (Reader::Csv(_), _) => "CSV trace",
+            (Reader::AccessLog(log), _) if log.has_hosts => "access log with virtual hosts",
+            (Reader::AccessLog(log), _) if log.has_lists => {
+                "access log, the first of several addresses"
+            }
+            (Reader::AccessLog(_), _) => "access log",
+            (_, FormatArg::Auto) => "log in its own format",
+            (_, format) => return self.shipped(&format!("{} log", format.name())),
+        };
+        self.shipped(name)
+    }
+
+    fn shipped(&self, name: &str) -> String {
+        let by = self.envelope.map_or(String::new(), |envelope| format!(" in {}", envelope.name()));
+        format!("{name}{by}")
+    }
+}
