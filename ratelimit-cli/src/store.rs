@@ -159,6 +159,7 @@ impl Store<AnyAlgorithm> for Opened {
 pub(crate) fn no_client() -> Failure {
     Failure::input(
         "--store: this build decides in memory only. For a store on Redis, build with the feature redis or fred: \
-         `cargo install ratelimit-cli --features redis`, or in a clone `cargo run --release --features redis -- …`",
+         `cargo install ratelimit-cli --features redis --git https://github.com/ratelimit-rs/ratelimit`, \
+         or in a clone `cargo run --release --features redis -- …`",
     )
 }

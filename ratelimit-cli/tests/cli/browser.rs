@@ -1,8 +1,8 @@
 //! The report as a headless Chromium shows it: the one that `RATELIMIT_CHROMIUM` names, or one on
 //! `PATH`. Without one, the tests say that they are skipped; `scripts/test` installs one.
 //!
-//! `RATELIMIT_PICTURE=docs/guide/src/report.png cargo test --test cli picture` makes the picture of
-//! the README anew.
+//! `RATELIMIT_PICTURES=docs/guide/src cargo test --test cli pictures` makes the pictures of the
+//! README anew: the head of the report, light and dark.
 
 use std::process::Command;
 
@@ -63,21 +63,26 @@ fn the_report_fits_and_asks_for_nothing_light_and_dark_wide_and_narrow() {
 }
 
 #[test]
-fn the_picture_of_the_report_is_small() {
+fn the_pictures_of_the_report_are_small() {
     let Some(program) = chromium::find_browser() else { return };
     let (policy, log) = example();
     let scene = Scene::new(&policy);
     scene.write("access.log", std::fs::read(log).expect("reads"));
     scene.replay(&["--report", "out.html", "access.log"]).exits(0);
-    let picture = std::env::var_os("RATELIMIT_PICTURE").map(|name| workspace("").join(name));
-    let picture = picture.unwrap_or_else(|| scene.path("report.png"));
-    let made = Command::new(program)
-        .args(["--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars"])
-        .args(["--blink-settings=preferredColorScheme=1", "--window-size=960,1078"])
-        .arg(format!("--screenshot={}", picture.display()))
-        .arg(format!("file://{}", scene.path("out.html").display()))
-        .output();
-    assert!(made.expect("chromium runs").status.success());
-    let bytes = std::fs::metadata(picture).expect("a picture").len();
-    assert!((10_000..150_000).contains(&bytes), "{bytes} bytes");
+    let folder = std::env::var_os("RATELIMIT_PICTURES").map(|name| workspace("").join(name));
+    let folder = folder.unwrap_or_else(|| scene.path(""));
+    let pictures = [("report.png", "1"), ("report-dark.png", "0")].map(|(name, scheme)| {
+        let made = Command::new(&program)
+            .args(["--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars"])
+            .arg(format!("--blink-settings=preferredColorScheme={scheme}"))
+            .arg("--window-size=960,730")
+            .arg(format!("--screenshot={}", folder.join(name).display()))
+            .arg(format!("file://{}", scene.path("out.html").display()))
+            .output();
+        assert!(made.expect("chromium runs").status.success(), "{name}");
+        let picture = std::fs::read(folder.join(name)).expect("a picture");
+        assert!((10_000..150_000).contains(&picture.len()), "{name}: {} bytes", picture.len());
+        picture
+    });
+    assert_ne!(pictures[0], pictures[1], "one is light and one dark");
 }
