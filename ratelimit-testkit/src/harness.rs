@@ -32,7 +32,7 @@ pub trait Harness<A: Algorithm = AnyAlgorithm>: Sync {
 
     /// The number of generated cases per law. Below 64, traces at the store's own time have at most
     /// 30 requests instead of 100.
-    const CASES: u32 = 256;
+    const CASES: u32 = 96;
 
     /// The length of the small traces that are enumerated exhaustively: 4 gives some hundred
     /// thousand traces per algorithm; 3 gives some five thousand, which suits a server.
