@@ -22,7 +22,7 @@ fn sees_each_change(
     record: &Record<AnyAlgorithm>,
     is_by_record: impl Fn(&Verdict) -> bool + Sync,
 ) {
-    const CHANGES: u64 = 100;
+    const CHANGES: u64 = 25;
     let named = words.iter().enumerate();
     let limits: Vec<_> =
         named.map(|(n, words)| limit(&format!("l{n}"), words).overridable()).collect();
