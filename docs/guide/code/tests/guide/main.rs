@@ -6,6 +6,7 @@
 mod clocks;
 mod images;
 mod keys;
+mod moving;
 mod on_redis;
 mod pages;
 mod policies;

@@ -58,33 +58,33 @@ impl Key {
 }
 
 /// The policy of a chapter at given times.
-struct Ours {
-    limiter: RateLimiter<MemoryStore<AnyAlgorithm, ManualClock>>,
+pub(crate) struct Ours {
+    pub(crate) limiter: RateLimiter<MemoryStore<AnyAlgorithm, ManualClock>>,
     clock: ManualClock,
 }
 
 impl Ours {
-    fn from_chapter(chapter: &str) -> Self {
+    pub(crate) fn from_chapter(chapter: &str) -> Self {
         Self::new(policies::limits_of_chapter(chapter))
     }
 
-    fn words(words: &str) -> Self {
+    pub(crate) fn words(words: &str) -> Self {
         Self::new(Limits::builder().limit("l", words).build().expect("a policy"))
     }
 
-    fn new(limits: Limits<AnyAlgorithm>) -> Self {
+    pub(crate) fn new(limits: Limits<AnyAlgorithm>) -> Self {
         let clock = ManualClock::default();
         let store = MemoryStore::builder().clock(clock.clone()).build();
         Self { limiter: RateLimiter::new(limits, store), clock }
     }
 
-    fn at(&self, ms: u64) -> &Self {
+    pub(crate) fn at(&self, ms: u64) -> &Self {
         self.clock.set(Timestamp::ZERO + Duration::from_millis(ms));
         self
     }
 
     /// How many of `n` requests are admitted at this time.
-    fn count_admitted(&self, ms: u64, n: usize) -> usize {
+    pub(crate) fn count_admitted(&self, ms: u64, n: usize) -> usize {
         let limiter = &self.at(ms).limiter;
         (0..n).filter(|_| limiter.check_now("alice").expect("a decision").allowed()).count()
     }
