@@ -39,12 +39,24 @@ impl MarkdownDocument {
                 Event::End(TagEnd::Heading(_)) => {
                     document.anchors.extend(open.take().map(|heading| anchor(&heading)));
                 }
-                Event::End(TagEnd::CodeBlock) => document.snippets.extend(open.take()),
+                Event::End(TagEnd::CodeBlock) => {
+                    document.snippets.extend(open.take().map(|text| unhidden(&text)));
+                }
                 _ => {}
             }
         }
         document
     }
+}
+
+/// A snippet with the lines that mdBook hides: those behind a `#`.
+fn unhidden(snippet: &str) -> String {
+    let line = |line: &str| match line.strip_prefix('#') {
+        Some("") => String::new(),
+        Some(rest) => rest.strip_prefix(' ').unwrap_or(line).to_owned(),
+        None => line.to_owned(),
+    };
+    snippet.lines().map(|text| line(text) + "\n").collect()
 }
 
 fn anchor(heading: &str) -> String {
@@ -202,6 +214,8 @@ fn each_rule_finds_what_breaks_it() {
     assert!(is_part_of("one();\n\ntwo();\n", "fn f() {\n    one();\n\n    two();\n}\n"));
     assert!(!is_part_of("one();\ntwo();\n", "fn f() {\n    one();\n\n    two();\n}\n"));
     assert!(!is_part_of("", "fn f() {}\n"));
+
+    assert_eq!(unhidden("# use a;\n#\n#[b]\nc\n"), "use a;\n\n#[b]\nc\n");
 
     let documents = documents();
     let leads = |from: &str, link: &str| leads(&documents, &root().join(from), link);
