@@ -4,6 +4,7 @@
 #![allow(clippy::expect_used, clippy::unwrap_used, clippy::panic)]
 
 mod clocks;
+mod cookbook;
 mod images;
 mod keys;
 mod moving;
