@@ -14,10 +14,7 @@ async fn run<S: Store<AnyAlgorithm> + 'static>(
 ) -> Result<Option<Duration>, Box<dyn Error + Send + Sync>> {
     let lease = match limiter.reserve(tenant, 1).await? {
         Reserved::Granted(lease) => lease,
-        // No limit knows when another job ends: try again within a second.
-        Reserved::Denied(denied) => {
-            return Ok(denied.retry_after().map(|wait| wait.min(Duration::from_secs(1))));
-        }
+        Reserved::Denied(_) => return Ok(Some(Duration::from_secs(1))), // jobs end unforeseen
     };
     let mut job = pin!(job);
     while timeout(Duration::from_secs(10), &mut job).await.is_err() {

@@ -1,3 +1,5 @@
+use std::time::Duration;
+
 use ratelimit_core::{
     AnyAlgorithm, ConfigError, Gcra, Limits, ManualClock, RateLimiter, Timestamp,
 };
@@ -20,9 +22,9 @@ impl Worker {
     fn decide(&self, address: &str, now_ms: u64) -> Result<(u16, Option<u64>), MemoryError> {
         self.clock.set(Timestamp::saturating_from_us(now_ms.saturating_mul(1_000)));
         let verdict = self.limiter.check_now(address)?;
-        let seconds = verdict.retry_after().map(|wait| wait.as_millis().div_ceil(1_000));
-        let seconds = seconds.and_then(|seconds| u64::try_from(seconds).ok());
-        Ok(if verdict.allowed() { (200, None) } else { (429, seconds) })
+        let seconds = |wait: Duration| wait.as_secs() + u64::from(wait.subsec_nanos() > 0);
+        let wait = verdict.retry_after().map(seconds);
+        Ok(if verdict.allowed() { (200, None) } else { (429, wait) })
     }
 }
 
