@@ -1,72 +1,16 @@
-//! Rows of decisions as SVG. All numbers are integers, in tenths of a unit, so that each machine
-//! writes the same text.
+//! Drawings as SVG: one theme, text and shapes, and plots with axes.
 
 use std::fmt::Write;
 
-use crate::{BEGIN_MS, BurstRow, END_MS};
-
-/// Where things stand: a row's words beside its plot on a wide page, above it on a telephone.
-pub(crate) struct Layout {
-    width: u64,
-    /// The time axis: where it begins, and how long it is. The scale of what remains stands after
-    /// it.
-    left: u64,
-    plot: u64,
-    /// The end of the heading, and the height of a row.
-    top: u64,
-    row: u64,
-    /// The title's lines.
-    title: fn([&str; 2]) -> Vec<String>,
-    /// Within the heading: the marks of the legend, and the explanation of a window's boundary.
-    legend: u64,
-    boundary: (u64, u64),
-    /// Within a row: the numbers of the limit, with their anchor, and the note.
-    numbers: (u64, u64, &'static str),
-    note: u64,
-    /// Within a row: where its plot begins, the requests with half the size of a mark in tenths,
-    /// and the levels at which everything and nothing remains.
-    begin: u64,
-    marks: u64,
-    mark: u64,
-    full: u64,
-    empty: u64,
+/// The widths of a drawing: of a page of the guide, and of a telephone.
+pub(crate) const WIDE: f64 = 796.0;
+pub(crate) const NARROW: f64 = 360.0;
+pub(crate) const fn width(is_wide: bool) -> f64 {
+    if is_wide { WIDE } else { NARROW }
 }
 
-pub(crate) const WIDE: Layout = Layout {
-    width: 796,
-    left: 250,
-    plot: 510,
-    top: 64,
-    row: 66,
-    title: |lines| vec![lines.join(" ")],
-    legend: 47,
-    boundary: (284, 47),
-    numbers: (16, 36, "start"),
-    note: 53,
-    begin: 0,
-    marks: 12,
-    mark: 24,
-    full: 24,
-    empty: 56,
-};
-
-pub(crate) const NARROW: Layout = Layout {
-    width: 390,
-    left: 16,
-    plot: 340,
-    top: 100,
-    row: 98,
-    title: |lines| lines.map(str::to_owned).to_vec(),
-    legend: 67,
-    boundary: (16, 87),
-    numbers: (374, 19, "end"),
-    note: 36,
-    begin: 42,
-    marks: 50,
-    mark: 19,
-    full: 60,
-    empty: 88,
-};
+/// The space at the sides.
+pub(crate) const MARGIN: f64 = 16.0;
 
 /// The colours, and their counterparts on a dark screen.
 const STYLE: &str = "
@@ -77,142 +21,177 @@ const STYLE: &str = "
   .paper { fill: var(--paper); }
   text { fill: var(--ink); font: 13px system-ui, sans-serif; }
   .title { font-size: 15px; font-weight: 600; }
-  .limit { font-weight: 600; }
+  .strong { font-weight: 600; }
   .quiet { fill: var(--quiet); font-size: 12px; }
+  .small { font-size: 12px; font-weight: 600; }
+  .code { font: 12px ui-monospace, monospace; }
+  .middle { text-anchor: middle; }
+  .end { text-anchor: end; }
   .line { stroke: var(--line); fill: none; }
-  .window { stroke: var(--edge); stroke-dasharray: 4 3; }
+  .edge { stroke: var(--edge); fill: none; }
+  .dashed { stroke-dasharray: 4 3; }
   .area { fill: var(--area); stroke: var(--edge); }
+  .back { fill: var(--area); }
+  .used { fill: var(--yes); fill-opacity: .25; stroke: var(--yes); }
+  .debt { fill: var(--no); fill-opacity: .25; stroke: var(--no); }
   .yes { fill: var(--yes); }
-  .no { stroke: var(--no); stroke-width: 1.7; fill: none; }
+  .no { fill: var(--no); }
+  .other { fill: var(--edge); }
+  .faint { fill-opacity: .25; }
+  .yes-line { stroke: var(--yes); stroke-width: 1.7; fill: none; }
+  .no-line { stroke: var(--no); stroke-width: 1.7; fill: none; }
+  .other-line { stroke: var(--edge); stroke-width: 1.7; fill: none; }
 ";
 
-/// A number of tenths as SVG writes it.
-fn tenths(n: u64) -> String {
-    if n.is_multiple_of(10) { format!("{}", n / 10) } else { format!("{}.{}", n / 10, n % 10) }
+/// A length as SVG writes it: tenths of a unit, so that each machine writes the same text.
+pub(crate) fn px(length: f64) -> String {
+    let text = format!("{length:.1}");
+    text.strip_suffix(".0").map_or(text.clone(), str::to_owned)
 }
 
-/// The moments that the time axis names.
-fn seconds() -> impl Iterator<Item = u64> {
-    (BEGIN_MS / 1_000..=END_MS / 1_000).step_by(5)
-}
-
-impl Layout {
-    fn x(&self, time_ms: u64) -> String {
-        tenths(10 * self.left + 10 * (time_ms - BEGIN_MS) * self.plot / (END_MS - BEGIN_MS))
+/// A whole number with commas.
+pub(crate) fn grouped(number: f64) -> String {
+    let digits = format!("{number:.0}");
+    let mut text = String::new();
+    for (place, digit) in digits.chars().enumerate() {
+        if place > 0 && (digits.len() - place).is_multiple_of(3) && !text.ends_with('-') {
+            text.push(',');
+        }
+        text.push(digit);
     }
+    text
+}
 
-    /// The drawing of these rows, each under its own limit, on one time axis.
-    pub(crate) fn draw(&self, title: [&str; 2], rows: &[BurstRow]) -> String {
-        let Self { width, top, .. } = self;
-        let height = top + self.row * u64::try_from(rows.len()).unwrap_or(0) + 26;
-        let mut out = format!(
+/// A path through these points.
+pub(crate) fn path(points: impl IntoIterator<Item = (f64, f64)>) -> String {
+    let mut text = String::new();
+    for (x, y) in points {
+        let letter = if text.is_empty() { 'M' } else { 'L' };
+        let _ = write!(text, "{letter}{} {}", px(x), px(y));
+    }
+    text
+}
+
+/// A path around these points.
+pub(crate) fn closed(points: impl IntoIterator<Item = (f64, f64)>) -> String {
+    path(points) + "Z"
+}
+
+/// A drawing that is written from the back to the front.
+pub(crate) struct Svg(String);
+
+impl Svg {
+    /// A drawing of this height, its title in parts that a narrow one breaks into lines, and its
+    /// contents in words, for readers who do not see it.
+    pub(crate) fn new(is_wide: bool, height: f64, title: &[&str], described: &str) -> Self {
+        let (width, height) = (px(width(is_wide)), px(height));
+        let all = escaped(&title.join(" "));
+        let mut svg = Self(format!(
             "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {width} {height}\" role=\"img\" aria-labelledby=\"t d\">\n\
-             <title id=\"t\">{}</title>\n<desc id=\"d\">{}</desc>\n<style>{STYLE}</style>\n\
+             <title id=\"t\">{all}</title>\n<desc id=\"d\">{}</desc>\n<style>{STYLE}</style>\n\
              <rect class=\"paper\" width=\"{width}\" height=\"{height}\" rx=\"6\"/>\n",
-            title.join(" "),
-            described(rows)
-        );
-        for (line, y) in (self.title)(title).into_iter().zip([24, 44]) {
-            let _ = writeln!(out, "<text class=\"title\" x=\"16\" y=\"{y}\">{line}</text>");
+            escaped(described)
+        ));
+        let whole = [title.join(" ")];
+        let lines = title.iter().map(|line| (*line).to_owned()).collect::<Vec<_>>();
+        let lines = if is_wide { &whole[..] } else { &lines[..] };
+        for (line, y) in lines.iter().zip([24.0, 44.0, 64.0]) {
+            svg.text("title", (MARGIN, y), line);
         }
-        self.draw_legend(&mut out);
-        for second in seconds() {
-            let at = self.x(second * 1_000);
-            let _ = writeln!(
-                out,
-                "<text class=\"quiet\" x=\"{at}\" y=\"{}\" text-anchor=\"middle\">{second} s</text>",
-                height - 9
-            );
-        }
-        for (row, top) in rows.iter().zip((*top..).step_by(usize::try_from(self.row).unwrap_or(1)))
-        {
-            self.draw_row(&mut out, row, top);
-        }
-        out.push_str("</svg>\n");
-        out
+        svg
     }
 
-    /// The marks as they stand in the rows.
-    fn draw_legend(&self, out: &mut String) {
-        let (y, (x, boundary)) = (self.legend, self.boundary);
+    pub(crate) fn text(&mut self, class: &str, (x, y): (f64, f64), text: &str) {
+        let class = if class.is_empty() { String::new() } else { format!(" class=\"{class}\"") };
+        let text = escaped(text);
+        let _ = writeln!(self.0, "<text{class} x=\"{}\" y=\"{}\">{text}</text>", px(x), px(y));
+    }
+
+    pub(crate) fn path(&mut self, class: &str, d: &str) {
+        let _ = writeln!(self.0, "<path class=\"{class}\" d=\"{d}\"/>");
+    }
+
+    /// A line through these points.
+    pub(crate) fn line(&mut self, class: &str, points: impl IntoIterator<Item = (f64, f64)>) {
+        self.path(class, &path(points));
+    }
+
+    pub(crate) fn rect(&mut self, class: &str, (x, y): (f64, f64), (width, height): (f64, f64)) {
+        let [x, y, width, height] = [x, y, width, height].map(px);
         let _ = writeln!(
-            out,
-            "<circle class=\"yes\" cx=\"22\" cy=\"{}\" r=\"4.2\"/><text class=\"quiet\" x=\"32\" y=\"{y}\">admitted</text>\n\
-             <path class=\"no\" d=\"M98 {}.5l7 7m0-7l-7 7\"/><text class=\"quiet\" x=\"112\" y=\"{y}\">denied</text>\n\
-             <rect class=\"area\" x=\"164\" y=\"{}\" width=\"16\" height=\"12\"/>\
-             <text class=\"quiet\" x=\"186\" y=\"{y}\">what remains</text>\n\
-             <path class=\"line window\" d=\"M{x} {}h22\"/>\
-             <text class=\"quiet\" x=\"{}\" y=\"{boundary}\">boundary of a window of 10 s, aligned to the clock</text>",
-            y - 4,
-            y - 8,
-            y - 10,
-            boundary - 4,
-            x + 28
+            self.0,
+            "<rect class=\"{class}\" x=\"{x}\" y=\"{y}\" width=\"{width}\" height=\"{height}\"/>"
         );
     }
 
-    fn draw_row(&self, out: &mut String, row: &BurstRow, top: u64) {
-        let admitted = row.requests.iter().filter(|(_, is_admitted)| *is_admitted).count();
-        // A long limit in two parts.
-        let (name, numbers) = row.limit.split_once(' ').unwrap_or((row.limit, ""));
-        let (numbers_x, numbers_y, anchor) = self.numbers;
-        let (full, empty, scale) = (top + self.full, top + self.empty, self.left + self.plot + 6);
-        let _ = writeln!(
-            out,
-            "<path class=\"line\" d=\"M16 {top}H{}\"/>\n\
-             <text class=\"limit\" x=\"16\" y=\"{}\">{name}</text>\n\
-             <text class=\"quiet\" x=\"{numbers_x}\" y=\"{}\" text-anchor=\"{anchor}\">{numbers}: {admitted} of {}</text>\n\
-             <text class=\"quiet\" x=\"16\" y=\"{}\">{}</text>\n\
-             <text class=\"quiet\" x=\"{scale}\" y=\"{}\">{}</text>\n\
-             <text class=\"quiet\" x=\"{scale}\" y=\"{}\">0</text>",
-            self.width - 16,
-            top + 19,
-            top + numbers_y,
-            row.requests.len(),
-            top + self.note,
-            row.note,
-            full + 6,
-            row.capacity,
-            empty + 3,
-        );
+    pub(crate) fn circle(&mut self, class: &str, (x, y): (f64, f64), radius: f64) {
+        let [x, y, radius] = [x, y, radius].map(px);
+        let _ =
+            writeln!(self.0, "<circle class=\"{class}\" cx=\"{x}\" cy=\"{y}\" r=\"{radius}\"/>");
+    }
 
-        for second in seconds() {
-            let window = if second.is_multiple_of(10) { " window" } else { "" };
-            let (at, begin, end) = (self.x(second * 1_000), top + self.begin, top + self.row);
-            let _ = writeln!(out, "<path class=\"line{window}\" d=\"M{at} {begin}V{end}\"/>");
-        }
-
-        let y = |left: u64| {
-            tenths(10 * empty - 10 * (empty - full) * left.min(row.capacity) / row.capacity)
-        };
-        let mut area = format!("M{} {empty}", self.x(BEGIN_MS));
-        for (time_ms, left) in
-            row.remaining.iter().filter(|(time_ms, _)| (BEGIN_MS..END_MS).contains(time_ms))
-        {
-            let _ = write!(area, "H{}V{}", self.x(*time_ms), y(*left));
-        }
-        let _ = writeln!(out, "<path class=\"area\" d=\"{area}H{}V{empty}Z\"/>", self.x(END_MS));
-        let (marks, radius, arm) = (top + self.marks, tenths(self.mark), tenths(self.mark - 3));
-        let stroke = tenths(2 * (self.mark - 3));
-        for (time_ms, is_admitted) in &row.requests {
-            let at = self.x(*time_ms);
-            let _ = if *is_admitted {
-                writeln!(out, "<circle class=\"yes\" cx=\"{at}\" cy=\"{marks}\" r=\"{radius}\"/>")
-            } else {
-                writeln!(
-                    out,
-                    "<path class=\"no\" d=\"M{at} {marks}m-{arm}-{arm}l{stroke} {stroke}m0-{stroke}l-{stroke} {stroke}\"/>"
-                )
-            };
-        }
+    pub(crate) fn finish(mut self) -> String {
+        self.0.push_str("</svg>\n");
+        self.0
     }
 }
 
-/// The drawing in words, for readers who do not see it.
-fn described(rows: &[BurstRow]) -> String {
-    let told = rows.iter().map(|row| {
-        let admitted = row.requests.iter().filter(|(_, is_admitted)| *is_admitted).count();
-        format!("{}: {admitted} of {} requests admitted.", row.limit, row.requests.len())
-    });
-    told.collect::<Vec<_>>().join(" ")
+fn escaped(text: &str) -> String {
+    text.replace('&', "&amp;").replace('<', "&lt;")
+}
+
+/// Values along a line: where it begins in pixels and how long it is, negative if upwards.
+#[derive(Clone, Copy)]
+pub(crate) struct Axis {
+    pub(crate) begin: f64,
+    pub(crate) length: f64,
+    pub(crate) from: f64,
+    pub(crate) to: f64,
+    /// Equal lengths are equal factors.
+    pub(crate) is_log: bool,
+}
+
+impl Axis {
+    /// Where a value stands, at an end if it is beyond.
+    pub(crate) fn at(&self, value: f64) -> f64 {
+        let scaled = |value: f64| if self.is_log { value.log10() } else { value };
+        let [from, to] = [self.from, self.to].map(scaled);
+        let value = scaled(value.clamp(self.from, self.to));
+        self.begin + self.length * (value - from) / (to - from)
+    }
+}
+
+/// The field between two axes.
+#[derive(Clone, Copy)]
+pub(crate) struct Plot {
+    pub(crate) x: Axis,
+    pub(crate) y: Axis,
+}
+
+impl Plot {
+    pub(crate) fn at(&self, (x, y): (f64, f64)) -> (f64, f64) {
+        (self.x.at(x), self.y.at(y))
+    }
+
+    /// Lines across the field at these values, with their names on the left.
+    pub(crate) fn rows(&self, svg: &mut Svg, ticks: &[(f64, String)]) {
+        let end = px(self.x.begin + self.x.length);
+        for (value, name) in ticks {
+            let y = self.y.at(*value);
+            svg.path("line", &format!("M{} {}H{end}", px(self.x.begin), px(y)));
+            svg.text("quiet end", (self.x.begin - 6.0, y + 4.0), name);
+        }
+    }
+
+    /// The names of these values under the field, and lines up to its top if wanted.
+    pub(crate) fn columns(&self, svg: &mut Svg, ticks: &[(f64, String)], lines: bool) {
+        let bottom = self.y.begin;
+        for (value, name) in ticks {
+            let x = self.x.at(*value);
+            if lines {
+                svg.path("line", &format!("M{} {}v{}", px(x), px(bottom), px(self.y.length)));
+            }
+            svg.text("quiet middle", (x, bottom + 16.0), name);
+        }
+    }
 }
