@@ -466,9 +466,16 @@ pub(crate) struct TopArgs {
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub(crate) cost: u64,
 
-    /// Show at most this many callers, those that must wait longest first.
-    #[arg(long, value_name = "N", default_value_t = 20)]
-    pub(crate) most: usize,
+    /// Show at most this many callers, those that must wait longest first. 20 unless given.
+    #[arg(long, value_name = "N")]
+    pub(crate) most: Option<usize>,
+
+    /// Look again and again, with this pause after each scan: as a live table in a terminal, and
+    /// otherwise as one list after the other.
+    ///
+    /// The keys of the live table are in its last line. It scrolls through all callers.
+    #[arg(long, value_name = "PAUSE", num_args = 0..=1, require_equals = true, default_missing_value = "2s", value_parser = watch_pause)]
+    pub(crate) watch: Option<Duration>,
 
     /// How many keys the server examines in one step.
     #[arg(long, value_name = "N", default_value_t = 500, value_parser = clap::value_parser!(u64).range(1..=10_000))]
@@ -515,6 +522,14 @@ fn identifier(text: &str) -> Result<(String, Source), String> {
         None => Source::Field(source.to_owned()),
     };
     Ok((name.to_owned(), source))
+}
+
+/// The pause between two scans, which leaves the server to its other clients.
+fn watch_pause(text: &str) -> Result<Duration, String> {
+    const LEAST: Duration = Duration::from_millis(100);
+    let pause = humantime::parse_duration(text).map_err(|error| error.to_string())?;
+    let refused = || "the pause is at least 100ms, such as 2s".to_owned();
+    (pause >= LEAST).then_some(pause).ok_or_else(refused)
 }
 
 /// A prefix that leaves the tag of a key to the store, which refuses all others.

@@ -24,3 +24,5 @@ mod servers;
 mod suggest;
 #[cfg(all(feature = "fred", feature = "redis"))]
 mod top;
+#[cfg(all(feature = "fred", feature = "redis"))]
+mod watch;

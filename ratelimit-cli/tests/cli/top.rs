@@ -38,7 +38,7 @@ fn those_who_are_limited_now_are_listed_on_one_server_and_on_every_node_of_a_clu
             charge(&scene, &url, &["--prefix", mode]);
             let lines = top(&scene, &url, &["--prefix", mode, "--count", "1", "--pause", "1us"]);
             assert_eq!(callers(&lines), ["a b}%", "acme/dave", "carol"], "{url}: {lines:?}");
-            let totals = json!({ "limited": 3, "callers": 4, "keys": 4, "hidden_keys": 0, "records": 0, "skipped": 0, "unknown": [], "max_keys_reached": false, "error": null });
+            let totals = json!({ "limited": 3, "callers": 4, "keys": 4, "hidden_keys": 0, "records": 0, "skipped": 0, "unknown": [], "max_keys_reached": false, "error": null, "at_us": lines[3]["at_us"] });
             assert_eq!(lines[3], totals, "{url}");
             let wait = lines[0]["retry_after_us"].as_u64().expect("a wait");
             assert!((3_000_000_000..=3_600_000_000).contains(&wait), "{wait}");
