@@ -37,7 +37,7 @@ mod tests {
         let answer = async || {
             let nth = REQUESTS.fetch_add(1, Ordering::SeqCst);
             let (denied, ok) = (StatusCode::TOO_MANY_REQUESTS, StatusCode::OK);
-            (if nth % 3 == 0 { denied } else { ok }, [("retry-after", "7")])
+            (if nth.is_multiple_of(3) { denied } else { ok }, [("retry-after", "7")])
         };
         let listener = TcpListener::bind("127.0.0.1:0").await?;
         let url = format!("http://{}/", listener.local_addr()?);
