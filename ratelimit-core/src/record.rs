@@ -217,11 +217,13 @@ impl<A: Algorithm> Limit<A> {
         }
     }
 
-    /// The numbers of [`standing`](Self::standing), without a limit at them: for a store that has
-    /// compared the [kinds](Algorithm::state_kind) of states when the record was set.
+    /// Whether a caller with this record [stands](Self::standing) by it at `now`: for a store that
+    /// has compared the [kinds](Algorithm::state_kind) of states when the record was set.
     #[doc(hidden)]
+    #[inline]
     #[must_use]
-    pub fn standing_numbers(&self, record: &Record<A>) -> Option<A> {
-        record.copied_numbers().filter(|numbers| !self.would_owe_attempts(numbers))
+    pub fn stands_by(&self, record: &Record<A>, now: Timestamp) -> bool {
+        let owes = |numbers| self.would_owe_attempts(numbers);
+        record.stands_at(now) && !record.algorithm().is_some_and(owes)
     }
 }

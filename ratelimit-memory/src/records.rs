@@ -6,13 +6,15 @@
 //! of one hash; Fan et al., "Summary Cache", 2000). Several checks are decided by all of their
 //! records at one moment, so they ask only whether there is any record at all.
 
+use std::sync::PoisonError;
+
 use hashbrown::HashTable;
 use once_cell::race::OnceBox;
 use ratelimit_core::algorithm::InMemory;
 use ratelimit_core::store::{Batch, Check, Standing};
 use ratelimit_core::{Limit, Record, Timestamp};
 
-use crate::sync::{AtomicU32, AtomicUsize, Mutex, Ordering, fence, lock};
+use crate::sync::{AtomicU32, AtomicUsize, Ordering, RwLock, RwLockReadGuard, fence, read};
 
 /// How many counters the filter has; in models few, because loom tracks each.
 const COUNTERS: usize = if cfg!(all(test, loom)) { 2 } else { 1 << 14 };
@@ -24,7 +26,7 @@ pub(crate) struct Records<A> {
     /// How many there are.
     count: AtomicUsize,
     /// By the hash of the limit and the key. Locked after all else.
-    kept: Mutex<HashTable<Kept<A>>>,
+    kept: RwLock<HashTable<Kept<A>>>,
     pub(crate) most: usize,
 }
 
@@ -44,11 +46,25 @@ impl<A> Kept<A> {
     }
 }
 
-/// A record blocks or exempts, by which no limit decides.
-pub(crate) struct NoNumbers;
-
 /// There is no room for another record.
 pub(crate) struct Full;
+
+/// The records, locked for reading.
+pub(crate) struct ReadRecords<'r, A>(RwLockReadGuard<'r, HashTable<Kept<A>>>);
+
+impl<A: InMemory> ReadRecords<'_, A> {
+    /// The record by which the caller of a check stands at `now`. Its state is locked.
+    pub(crate) fn standing(
+        &self,
+        check: &Check<'_, A>,
+        hash: u64,
+        now: Timestamp,
+    ) -> Option<&Record<A>> {
+        let found = self.0.find(hash, |kept| kept.is_of(hash, check.key))?;
+        let record = Some(&found.record).filter(|_| found.has_states);
+        record.filter(|record| check.limit.stands_by(record, now))
+    }
+}
 
 /// How a check stands by these records.
 fn standing_by<A: InMemory>(
@@ -73,7 +89,7 @@ impl<A: InMemory> Records<A> {
         Self {
             filter: OnceBox::new(),
             count: AtomicUsize::new(0),
-            kept: Mutex::new(HashTable::new()),
+            kept: RwLock::new(HashTable::new()),
             most,
         }
     }
@@ -113,33 +129,20 @@ impl<A: InMemory> Records<A> {
         if !self.may_rule(batch) {
             return Vec::new();
         }
-        let kept = lock(&self.kept);
+        let kept = read(&self.kept);
         let checks = batch.checks().iter().zip(hashes);
         checks.map(|(check, hash)| standing_by(&kept, check, *hash, now)).collect()
     }
 
-    /// The numbers by which one check is decided at `now`; nothing if those of the policy do. Its
-    /// state is locked.
-    pub(crate) fn numbers(
-        &self,
-        check: &Check<'_, A>,
-        hash: u64,
-        now: Timestamp,
-    ) -> Result<Option<A>, NoNumbers> {
-        if !self.may_have(check.limit, hash) {
-            return Ok(None);
-        }
-        let kept = lock(&self.kept);
-        let found = kept.find(hash, |kept| kept.is_of(hash, check.key));
-        match found.filter(|kept| kept.has_states && kept.record.stands_at(now)) {
-            Some(kept) if kept.record.algorithm().is_none() => Err(NoNumbers),
-            found => Ok(found.and_then(|kept| check.limit.standing_numbers(&kept.record))),
-        }
+    /// The records, if this key may have one under the limit.
+    #[inline]
+    pub(crate) fn read(&self, limit: &Limit<A>, hash: u64) -> Option<ReadRecords<'_, A>> {
+        self.may_have(limit, hash).then(|| ReadRecords(read(&self.kept)))
     }
 
     /// The record of a key that stands at `now`.
     pub(crate) fn get(&self, hash: u64, key: &str, now: Timestamp) -> Option<Record<A>> {
-        let kept = lock(&self.kept);
+        let kept = read(&self.kept);
         let found = kept.find(hash, |kept| kept.is_of(hash, key))?;
         Some(found.record.clone()).filter(|record| record.stands_at(now))
     }
@@ -163,7 +166,7 @@ impl<A: InMemory> Records<A> {
             let has_states = record.algorithm().is_none_or(|numbers| numbers.state_kind() == kind);
             Kept { hash, key: key.into(), record, has_states }
         });
-        let mut all = lock(&self.kept);
+        let mut all = self.kept.write().unwrap_or_else(PoisonError::into_inner);
         let before = all.find_entry(hash, |kept| kept.is_of(hash, key)).ok();
         let stands = before.as_ref().map(|before| &before.get().record);
         if stands.filter(|record| record.stands_at(now)) != standing {

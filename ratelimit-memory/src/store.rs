@@ -194,10 +194,12 @@ impl<A: InMemory, C: Clock> MemoryStore<A, C> {
         if limit.counts_attempts() {
             return self.acquire_attempt(&check, hash);
         }
-        // A record is read with the buckets locked.
         let by_record = self.records.may_have(limit, hash);
-        let unlocked = || self.decide_unlocked::<false>(&check, hash, true);
-        match if by_record { None } else { unlocked() } {
+        match if by_record {
+            self.charge_by_record(&check, hash)
+        } else {
+            self.decide_unlocked::<false>(&check, hash, true)
+        } {
             Some(decision) => Ok(Verdict::one(decision)),
             None => self.decide_one(&Batch::one(&check), &check, hash),
         }

@@ -2,12 +2,12 @@
 
 #[cfg(all(test, loom))]
 pub(crate) use loom::sync::{
-    Mutex, MutexGuard,
+    Mutex, MutexGuard, RwLock, RwLockReadGuard,
     atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering, fence},
 };
 #[cfg(not(all(test, loom)))]
 pub(crate) use std::sync::{
-    Mutex, MutexGuard,
+    Mutex, MutexGuard, RwLock, RwLockReadGuard,
     atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering, fence},
 };
 use std::sync::{PoisonError, TryLockError};
@@ -30,6 +30,11 @@ use std::sync::{PoisonError, TryLockError};
 /// [`entries_in`]: ratelimit_core::algorithm::InMemory::entries_in
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Locks for reading, even if a writer has panicked.
+pub(crate) fn read<T>(shared: &RwLock<T>) -> RwLockReadGuard<'_, T> {
+    shared.read().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Locks a mutex that is unlocked, even if another holder has panicked.

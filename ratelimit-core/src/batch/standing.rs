@@ -7,8 +7,10 @@ use super::decide::decide_without_charge;
 use super::{Batch, Check};
 use crate::algorithms::{Algorithm, Step, Write};
 use crate::decision::Decision;
+use crate::in_memory::{Compact, InMemory, through_states};
+use crate::limit::Limit;
 use crate::op::Op;
-use crate::record::Standing;
+use crate::record::{Record, Standing};
 use crate::refusal::Refusal;
 use crate::timestamp::Timestamp;
 
@@ -90,6 +92,36 @@ impl<'a, A: Algorithm> Batch<'a, A> {
             _ => return None,
         };
         Some(Step { decision, write: Write::Keep })
+    }
+}
+
+impl<A: InMemory> Limit<A> {
+    /// [Steps](Self::step_compact) a compact state where the caller
+    /// [stands by](Self::stands_by) this record, for an acquire or a peek. Returns `None` as well
+    /// where the verdict has to tell that nothing was charged, for a warning.
+    #[doc(hidden)]
+    pub fn step_compact_by(
+        &self,
+        record: &Record<A>,
+        state: Option<Compact>,
+        now: Timestamp,
+        cost: u64,
+    ) -> Option<Step<Compact>> {
+        if let Some(numbers) = record.algorithm() {
+            return self.step_compact_at(numbers, state, now, cost);
+        }
+        if self.warns_at_percent().is_some() {
+            return None;
+        }
+        let check = Check { limit: self, key: "", cost };
+        through_states::<A>(state, |state| {
+            let decision = if record.is_blocked() {
+                decide_blocked(&check, state, now, record.end())
+            } else {
+                decide_without_charge(&check, state, now)
+            };
+            Step { decision, write: Write::Keep }
+        })
     }
 }
 

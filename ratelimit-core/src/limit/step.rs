@@ -154,9 +154,8 @@ impl<A: InMemory> Limit<A> {
     }
 
     /// The same at other numbers, which have this limit's states.
-    #[doc(hidden)]
     #[inline]
-    pub fn step_compact_at(
+    pub(crate) fn step_compact_at(
         &self,
         numbers: &A,
         state: Option<Compact>,

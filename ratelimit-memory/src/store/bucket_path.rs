@@ -3,7 +3,7 @@
 
 use ratelimit_core::algorithm::{InMemory, Step, Write};
 use ratelimit_core::store::{Batch, Check, Op};
-use ratelimit_core::{Clock, Decision, Timestamp};
+use ratelimit_core::{Clock, Decision, Record, Timestamp};
 
 use super::MemoryStore;
 use super::fast_path::{is_plain, may_owe};
@@ -22,26 +22,29 @@ impl<A: InMemory, C: Clock> MemoryStore<A, C> {
         let address = Address::new(hash);
         let charges = batch.operation() == Op::Acquire;
         loop {
-            // Dropped once the buckets are unlocked.
-            let numbers;
             let mut pair = table.lock(address);
             // Only now: a thread that locks the bucket later must not decide by an earlier time.
             let now = self.clock.now();
             if now == Timestamp::MAX {
                 return None;
             }
-            numbers = self.records.numbers(check, hash, now).ok()?;
-            let algorithm = numbers.as_ref().unwrap_or_else(|| check.limit.algorithm());
+            let records = self.records.read(check.limit, hash);
+            let record = records.as_ref().and_then(|records| records.standing(check, hash, now));
             let slot_index = pair.find();
             if slot_index.is_none() && pair.has_spilled() && self.capacity.in_shards.used() > 0 {
                 return None;
             }
             let state = slot_index.map(|slot_index| table.unpack(pair.get(slot_index)));
-            let Step { decision, write } =
-                check.limit.step_compact_at(algorithm, state, now, check.cost)?;
-            if may_owe(algorithm, &decision) {
+            let step = match record {
+                Some(record) => check.limit.step_compact_by(record, state, now, check.cost),
+                None => check.limit.step_compact(state, now, check.cost),
+            };
+            let Step { decision, write } = step?;
+            let numbers = record.and_then(Record::algorithm);
+            if may_owe(numbers.unwrap_or_else(|| check.limit.algorithm()), &decision) {
                 return None;
             }
+            drop(records);
             match (write, slot_index) {
                 (Write::Put { state, .. }, Some(slot_index)) if charges => {
                     pair.set(slot_index, table.pack(state)?);

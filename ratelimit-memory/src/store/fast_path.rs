@@ -8,7 +8,7 @@
 )]
 
 use ratelimit_core::algorithm::{InMemory, Step, Write};
-use ratelimit_core::for_memory::step_compact;
+use ratelimit_core::for_memory::{Compact, step_compact};
 use ratelimit_core::store::{Batch, Check, Now};
 use ratelimit_core::{Clock, Decision, Limit, Timestamp};
 
@@ -58,7 +58,7 @@ impl<'l> Probe<'l> {
     }
 
     /// Charges the key's state by the algorithm's fast step. Returns `None` if there is no such
-    /// state or step, another thread is writing the state, or the key may have a record.
+    /// state or step, another thread is writing the state, or a record blocks or exempts.
     #[inline(always)]
     pub(super) fn charge<A: InMemory>(
         self,
@@ -132,6 +132,26 @@ impl<'l> Probe<'l> {
     }
 }
 
+/// The fast step of a state by these numbers, and the state that is to replace it.
+#[inline(always)]
+fn step_span<A: InMemory>(
+    limit: &Limit<A>,
+    numbers: &A,
+    state: Compact,
+    now: Timestamp,
+    cost: u64,
+) -> Option<(Decision, Option<Packed>)> {
+    let Step { decision, write } = numbers.step_fast(state, now, cost)?;
+    match write {
+        Write::Put { state, .. } if state.extra == 0 => {
+            Some((decision, Some(Packed::of_span(state.at.as_us(), state.span_us)?)))
+        }
+        // A denied attempt is charged, by another path.
+        Write::Keep if !limit.counts_attempts() => Some((decision, None)),
+        _ => None,
+    }
+}
+
 impl<A: InMemory, C: Clock> MemoryStore<A, C> {
     /// Charges one key whose state lies in a bucket, by the algorithm's fast step.
     ///
@@ -139,13 +159,35 @@ impl<A: InMemory, C: Clock> MemoryStore<A, C> {
     /// goes straight into the verdict, and is not copied from function to function through memory.
     #[inline(always)]
     pub(super) fn charge_fast(&self, limit: &Limit<A>, hash: u64, cost: u64) -> Option<Decision> {
-        if !limit.algorithm().has_fast_step() {
+        // One that may have a record is charged by `charge_by_record`.
+        if !limit.algorithm().has_fast_step() || self.records.may_have(limit, hash) {
             return None;
         }
         let table = self.table.as_ref()?;
         let probe = Probe::new(table, hash);
         let now = self.clock.now();
         probe.charge(&self.records, limit, now, cost)
+    }
+
+    /// Charges one key as [`charge_fast`](Self::charge_fast) does, by the numbers of its record, if
+    /// it may have one.
+    pub(super) fn charge_by_record(&self, check: &Check<'_, A>, hash: u64) -> Option<Decision> {
+        let (table, limit) = (self.table_for(check.limit)?, check.limit);
+        let (seen, state) = Probe::new(table, hash).route.find_span()?;
+        let mut slot = seen.try_lock()?;
+        // With the slot locked: what sees another record later sees this charge.
+        let records = self.records.read(limit, hash)?;
+        let now = self.clock.now();
+        let numbers = match records.standing(check, hash, now) {
+            Some(record) => record.algorithm()?,
+            None => limit.algorithm(),
+        };
+        let now = table.now_since_epoch(now)?;
+        let (decision, next) = step_span(limit, numbers, state, now, check.cost)?;
+        if let Some(state) = next {
+            slot.set(state);
+        }
+        Some(decision)
     }
 
     /// Decides one check on a state that lies in a bucket, without a lock until it writes. It tries

@@ -225,3 +225,48 @@ fn loom_a_peek_at_two_keys_sees_both_of_two_charges_or_neither() {
 fn loom_an_uncharged_key_is_read_at_the_moment_of_the_charge_of_the_other() {
     is_of_one_moment(Op::Acquire, [0, 1], [2, 1]);
 }
+
+/// A charge by what stood before a change of the record comes before the change: what looks after
+/// it sees the charge.
+#[test]
+fn loom_a_charge_is_decided_by_the_record_that_stands_once_its_state_is_locked() {
+    models([(None, Some(7)), (Some(7), None)], |(before, after)| {
+        let (store, key) = (store(), "a");
+        put(&store, key, TOKEN_US);
+        let limit = || limit(3).overridable();
+        let record = |burst: u64| Record::numbers(*self::limit(burst).algorithm()).forever();
+        let change = move |store: &Loomed, key: &str, old: Option<u64>, new: Option<u64>| {
+            let (old, new) = (old.map(record), new.map(record));
+            let at = (store.hash(&limit(), key), key);
+            let done = store.records.exchange(&limit(), at, NOW, old.as_ref(), new.as_ref());
+            assert!(matches!(done, Ok(true)));
+        };
+        // The filter is made with the first record, and this one lies at another place of it.
+        let place = |key: &&str| store.hash(&limit(), key) % 2;
+        let other = ["b", "c", "d", "e"].into_iter().find(|other| place(other) != place(&key));
+        change(&store, other.expect("one of them"), None, Some(9));
+        if before.is_some() {
+            change(&store, key, None, before);
+        }
+        let changes = move |store: &Loomed| {
+            change(store, key, before, after);
+            table(store).lock(address("a")).state()
+        };
+        let charges = |store: &Loomed| {
+            let verdict = store.acquire_now(&limit(), key, 1).expect("decides");
+            (verdict.limit(), verdict.remaining())
+        };
+        let (by, left) = race(&store, charges, changes);
+        let numbers = |numbers: Option<u64>| numbers.unwrap_or(3);
+        assert_eq!(span_us(&store, key), Some(2 * TOKEN_US), "a charge is lost");
+        if by.0 == numbers(before) {
+            let left = left.expect("there");
+            assert_eq!(
+                table(&store).unpack(left).span_us,
+                2 * TOKEN_US,
+                "it comes after the change"
+            );
+        }
+        assert_eq!(by.1 + 2, by.0);
+    });
+}
