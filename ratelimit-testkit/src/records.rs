@@ -287,12 +287,22 @@ async fn exempts<S: RecordStore<Any>>(tried: &Tried<S>) -> Held {
     let (one, id) = ([(&api, "alice", 50)], Some(ReservationId::new(7)));
     let asked = Asked { checks: &one, op: Op::Acquire, at: tried.after(2), id };
     shows(&tried.ask(&asked).await?, true, 2, 0)?;
+    // Costs that no double represents exactly, settled before the exemption ends and after it.
+    let most = |n, op, cost: u64| {
+        let (checks, id) = ([(&api, "alice", cost)], Some(ReservationId::new(n)));
+        let at = tried.after(2);
+        async move { tried.ask(&Asked { checks: &checks, op, at, id }).await }
+    };
+    shows(&most(8, Op::Acquire, u64::MAX).await?, true, 2, 0)?;
+    shows(&most(8, Op::Settle, u64::MAX - 1).await?, true, 2, 0)?;
+    shows(&most(9, Op::Acquire, u64::MAX - 1).await?, true, 2, 0)?;
     tried.set(&api, None).await?;
     // What was charged nothing gives nothing back.
     let less = [(&api, "alice", 20)];
     let asked = Asked { checks: &less, op: Op::Settle, at: tried.after(3), id };
     shows(&tried.ask(&asked).await?, true, 2, 0)?;
-    shows(&tried.one(&api, 4, Op::Acquire, 2).await?, true, 0, 0)?;
+    shows(&most(9, Op::Settle, u64::MAX).await?, true, 1, 0)?;
+    shows(&tried.one(&api, 4, Op::Acquire, 1).await?, true, 0, 0)?;
     ensure(!tried.one(&api, 5, Op::Acquire, 1).await?.allowed(), || {
         "an exemption that was cleared still holds".to_owned()
     })

@@ -118,22 +118,22 @@ local function run0()
     end
   end
   -- Of a request with an id: parses the text of a reservation, writes one, and says when it ends.
-  local parsed, text_of_reservation, ends
+  local parsed, difference, text_of_reservation, ends
   local group0 = byte(shape0, 5) + byte(shape0, 6) > 0 and args0[first0 + 3]
   if group0 then
-    -- A cost may have 64 bits: Rust reads it.
+    -- A cost may have 64 bits: Rust reads it. Here it is a number as `cost0` is.
     function parsed(stored)
       local timestamp, since, cost, counts, first, second, third, rest =
         match(stored, '^(%d+) (%d+) (%d+) (%d+) (%d+) (%d+) (%d+)()')
       local settled, number, terms
+      local function is_too_long(digits)
+        return #digits > 20 or #digits == 20 and digits > '18446744073709551615'
+      end
       if timestamp then
-        number, counts, terms = cost + 0, counts + 0, { first + 0, second + 0, third + 0 }
-        if math.max(number, counts, terms[1], terms[2], terms[3]) >= 2 ^ 53 then error(CORRUPT0) end
+        number, counts, terms = math.min(cost + 0, 2 ^ 53 - 1), counts + 0, { first + 0, second + 0, third + 0 }
+        if is_too_long(cost) or math.max(counts, terms[1], terms[2], terms[3]) >= 2 ^ 53 then error(CORRUPT0) end
       else
         timestamp, since, cost, settled, rest = match(stored, '^(%d+) (%d+) (%d+) (%d+)()')
-        local function is_too_long(digits)
-          return #digits > 20 or #digits == 20 and digits > '18446744073709551615'
-        end
         if not timestamp or is_too_long(cost) or is_too_long(settled) then error(CORRUPT0) end
       end
       timestamp, since = timestamp + 0, since + 0
@@ -143,6 +143,16 @@ local function run0()
         timestamp = timestamp, since = since, cost = number, cost_text = cost, settled = settled, counts = counts,
         terms = terms, numbers = numbers, group = group, reserved = false, leases = false,
       }
+    end
+
+    -- By how much one cost exceeds another, exact also between costs that are no exact numbers: an
+    -- exempt caller may have reserved as much.
+    function difference(cost, other)
+      local function parts(digits) return '0' .. string.sub(digits, 1, -10), string.sub(digits, -9) end
+      local high, low = parts(cost)
+      local other_high, other_low = parts(other)
+      local more = (high - other_high) * 1000000000 + (low - other_low)
+      return math.min(math.max(more, 1 - 2 ^ 53), 2 ^ 53 - 1)
     end
 
     function text_of_reservation(timestamp, since, cost, settled, counts, terms, group)
@@ -222,7 +232,7 @@ local function run0()
       if status0 == 'live' then
         local settles = string.sub(SETTLES, kind0 + 1, kind0 + 1)
         reservation = stored_reservation0
-        local more = cost0 - reservation.cost
+        local more = difference(cost_text0, reservation.cost_text)
         if extends then
           charge0 = more > 0 and more or 0
           if more > 0 then before_growth0, act0 = string.gsub(reservation.numbers, ' ', ','), 'extend' end
@@ -253,7 +263,7 @@ local function run0()
         if own and numbers ~= '' then
           before_growth0 = parsed((string.gsub(numbers, ',', ' ')))
           before_growth0.group = found.group
-          charge0 = cost0 - before_growth0.cost
+          charge0 = difference(cost_text0, before_growth0.cost_text)
         end
       elseif heals or adopts then
         if pass0 == 1 then
