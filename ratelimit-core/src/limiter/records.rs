@@ -118,7 +118,9 @@ impl<S: RecordStore<A>, A: Algorithm> RateLimiter<S, A> {
         record.map_or(Ok(()), |record| suits(limit, record))?;
         for _ in 0..TRIES {
             let before = self.store.record(limit, &key).await?;
-            let lowers = || Some(record?.lowers(before.as_ref()?, limit));
+            // One that the limit could not decide by has raised nothing.
+            let raising = before.as_ref().filter(|before| suits(limit, before).is_ok());
+            let lowers = || Some(record?.lowers(raising?, limit));
             if !replaces && lowers().unwrap_or(false) {
                 return Err(refused(limit, LOWERS).into());
             }

@@ -211,6 +211,14 @@ fn numbers_that_the_limit_cannot_decide_by_count_as_none() {
             );
         }
     }
+    // They have raised nothing that a record could lower.
+    let limits = Limits::new([attempts.clone()]).expect("a limit");
+    let limiter = RateLimiter::new(limits, store);
+    let lower = Record::numbers("gcra 5/s".parse().expect("numbers")).forever();
+    let set = block_on(limiter.set_record("bob", "api", lower.clone()));
+    assert!(set.is_ok_and(|before| before.is_some()));
+    assert!(block_on(limiter.set_record("carol", "api", lower)).is_err());
+    let store = limiter.store();
     // At the numbers of a record, a denied attempt is charged as well.
     let all = Check { limit: &attempts, key: "carol", cost: 50 };
     assert!(!store.apply_now(&Batch::one(&all)).expect("decides").allowed());
