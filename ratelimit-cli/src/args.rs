@@ -395,7 +395,7 @@ pub(crate) struct SetRecordArgs {
     pub(crate) lasts: Option<Duration>,
 
     /// Until when, such as `2027-01-31T00:00:00Z`.
-    #[arg(long, value_name = "TIME", group = "end", value_parser = humantime::parse_rfc3339_weak)]
+    #[arg(long, value_name = "TIME", group = "end", value_parser = parse_time)]
     pub(crate) until: Option<SystemTime>,
 
     /// Until it is cleared.
@@ -405,6 +405,11 @@ pub(crate) struct SetRecordArgs {
     /// Set it even if it lowers what a record of the caller has raised.
     #[arg(long)]
     pub(crate) replace: bool,
+}
+
+fn parse_time(text: &str) -> Result<SystemTime, String> {
+    humantime::parse_rfc3339_weak(text)
+        .map_err(|error| format!("{error}; write a date and a time, such as 2027-01-31T00:00:00Z"))
 }
 
 #[derive(Debug, Args)]

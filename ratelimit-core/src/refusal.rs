@@ -39,10 +39,9 @@ pub enum Refusal {
         /// The identifiers of the limit, such as `"ip"`, and its conditions.
         wanted: String,
     },
-    /// The request gives the [cost](crate::Request::costs) of a limit that the policy lacks.
-    #[error(
-        "the request gives the cost of {name:?}, which no limit is named; the limits are {limits}"
-    )]
+    /// The request gives the [cost](crate::Request::costs) of a limit that the policy lacks, or a
+    /// [record](crate::Record) is of one.
+    #[error("no limit is named {name:?}; the limits are {limits}")]
     UnknownLimit {
         /// The name.
         name: String,

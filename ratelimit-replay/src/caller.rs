@@ -117,9 +117,10 @@ impl Caller {
             return Err(Failure::input(match keys {
                 [key] if caller.named.list.is_empty() => {
                     let name = names.first().copied().unwrap_or_default();
+                    let value = caller.bare.as_deref().unwrap_or(key);
                     format!(
                         "{key:?} is a bare key, and no limit of the policy counts by one. {} Write identifiers by name, such \
-                         as {name}={key}",
+                         as {name}={value}",
                         list_identifiers(limits)
                     )
                 }

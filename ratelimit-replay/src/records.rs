@@ -70,14 +70,11 @@ fn parse(line: &str, limits: &Limits<AnyAlgorithm>) -> Result<Option<GivenRecord
     }
     let line = Line::deserialize(Value::Object(fields)).map_err(|error| reason(&error))?;
     let name = line.limit.ok_or("names no limit; add \"limit\": \"…\"")?;
-    let Some(limit) = limits.iter().find(|limit| limit.name() == name) else {
-        let names: Vec<_> = limits.iter().map(Limit::name).collect();
-        let (all, meant) = (names.join(", "), did_you_mean(&name, names));
-        return Err(format!("the policy has no limit {}; it has {all}{meant}", quote(&name, 60)));
-    };
+    let limit = limit_named(limits, &name)?;
     limit.takes_records().map_err(|refusal| refusal.to_string())?;
     let key = line.value.ok_or(
-        "tells no caller; add \"value\": \"…\", or leave the line out if the store hides identifiers",
+        "tells no caller, because the server has only a hash of an identifier that is longer than 128 bytes or \
+         hidden with a secret; add \"value\": \"…\", or leave the line out",
     )?;
     let Change { numbers, blocked, exempt, until_us } =
         line.record.ok_or("has no record, such as \"record\": {\"numbers\": \"100/s\"}")?;
@@ -101,6 +98,18 @@ fn parse(line: &str, limits: &Limits<AnyAlgorithm>) -> Result<Option<GivenRecord
         ));
     }
     Ok(Some(GivenRecord { limit: name, key, record }))
+}
+
+/// The limit of this name.
+pub fn limit_named<'l>(
+    limits: &'l Limits<AnyAlgorithm>,
+    name: &str,
+) -> Result<&'l Limit<AnyAlgorithm>, String> {
+    limits.iter().find(|limit| limit.name() == name).ok_or_else(|| {
+        let names: Vec<_> = limits.iter().map(Limit::name).collect();
+        let (all, meant) = (names.join(", "), did_you_mean(name, names));
+        format!("the policy has no limit {}; it has {all}{meant}", quote(name, 60))
+    })
 }
 
 /// Whether a limit decides by a record, at some time.

@@ -9,7 +9,7 @@ use ratelimit_redis::StoredKey;
 use ratelimit_replay::caller::Caller;
 use ratelimit_replay::decision_line::json_line;
 use ratelimit_replay::failure::Failure;
-use ratelimit_replay::records::{described, fields};
+use ratelimit_replay::records::{described, fields, limit_named};
 use ratelimit_replay::text::{plural, printable, quote, time};
 use serde_json::{Value, json};
 
@@ -59,6 +59,7 @@ fn change(
         &Caller,
     ) -> Result<Option<Record<AnyAlgorithm>>, ratelimit_redis::RedisError>,
 ) -> Result<u8, Failure> {
+    limit_of(args, limits)?;
     let caller = Caller::from_args(&args.caller.keys, limits)?;
     let before = store::block_on(async {
         let (store, failed) = store::of_caller(&args.caller, "change", limits).await?;
@@ -84,6 +85,13 @@ fn change(
             in_words(before.as_ref()),
         )
     })
+}
+
+fn limit_of<'l>(
+    args: &ClearRecordArgs,
+    limits: &'l Limits<AnyAlgorithm>,
+) -> Result<&'l Limit<AnyAlgorithm>, Failure> {
+    limit_named(limits, &args.limit).map_err(|why| Failure::input(format!("--limit: {why}")))
 }
 
 fn get(args: &CallerArgs) -> Result<u8, Failure> {
@@ -181,14 +189,8 @@ fn record(
 ) -> Result<Record<AnyAlgorithm>, Failure> {
     let change = match &args.numbers {
         Some(numbers) => {
-            let limit = limits.iter().find(|limit| limit.name() == args.of.limit);
             let failed = |error| Failure::input(format!("--numbers: {error}"));
-            let unknown = || {
-                let names: Vec<_> = limits.iter().map(Limit::name).collect();
-                let (name, names) = (&args.of.limit, names.join(", "));
-                Failure::input(format!("--limit: the policy has no limit {name:?}; it has {names}"))
-            };
-            let policy = limit.ok_or_else(unknown)?.algorithm();
+            let policy = limit_of(&args.of, limits)?.algorithm();
             Record::numbers(policy.at_numbers(numbers).map_err(failed)?)
         }
         None if args.blocked => Record::blocked(),

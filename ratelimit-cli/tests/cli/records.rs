@@ -89,7 +89,7 @@ fn an_error_of_a_record_names_the_file_the_line_and_the_remedy() {
             "the policy has no limit \"apy\"; it has api, fixed; did you mean \"api\"?",
         ),
         (&right.replace("api", "fixed"), "overridable = true in a document"),
-        (&right.replace("\"a\"", "null"), "tells no caller; add"),
+        (&right.replace("\"a\"", "null"), "; add \"value\""),
         ("{\"value\":\"b\",\"limit\":\"api\"}", "has no record, such as"),
         (&right.replace("true", "false"), "or exempt true; say one"),
         (&right.replace("true", "true,\"exempt\":true"), "or exempt true; say one"),
@@ -109,6 +109,26 @@ fn an_error_of_a_record_names_the_file_the_line_and_the_remedy() {
         .replay(&["--records", "none", "input"])
         .exits(2)
         .says(&["--records none: cannot be read", "record list --json"]);
+}
+
+#[test]
+fn a_wrong_argument_of_a_record_is_told_with_one_that_is_right() {
+    let scene = scene();
+    let record = |command: &str, caller: &str, limit: &str, change: &[&str]| {
+        let of = ["record", command, caller, "--limit", limit, "--policy", "policy.toml"];
+        scene.run(&[&of[..], &["--store", "redis://127.0.0.1:1"], change].concat()).exits(2)
+    };
+    let blocked = ["--blocked", "--forever"];
+    let unknown =
+        "--limit: the policy has no limit \"apy\"; it has api, fixed; did you mean \"api\"?";
+    record("set", "ip=bob", "apy", &blocked).says(&[unknown]);
+    record("set", "ip=bob", "apy", &["--numbers", "1/s", "--forever"]).says(&[unknown]);
+    record("clear", "ip=bob", "apy", &[]).says(&[unknown]);
+    record("set", "key=bob", "api", &blocked).says(&["such as ip=bob"]).lacks("ip=key");
+    record("set", "ip=bob", "api", &["--blocked", "--until", "tomorrow"])
+        .says(&["--until", "such as 2027-01-31T00:00:00Z"]);
+    record("set", "ip=bob", "api", &["--blocked", "--until", "2020-01-31T00:00:00Z"])
+        .says(&["ended already", "take a later --until"]);
 }
 
 #[test]
