@@ -6,8 +6,10 @@ use std::fs;
 use std::path::Path;
 
 use ratelimit_core::store::{Batch, RecordStore as _};
-use ratelimit_core::{AnyAlgorithm, DynError, Limits, Store, Verdict};
-use ratelimit_memory::MemoryStore;
+use ratelimit_core::{
+    AnyAlgorithm, Clock, DynError, Limits, ManualClock, Store, Timestamp, Verdict,
+};
+use ratelimit_memory::{MemoryStore, PreciseClock};
 use ratelimit_replay::failure::Failure;
 use ratelimit_replay::records::{self, GivenRecord};
 
@@ -52,8 +54,19 @@ const MEMORY_KEYS: usize = 64 << 20;
 
 /// A new store in memory, with room for all the records that a file has.
 pub(crate) fn memory() -> MemoryStore {
-    MemoryStore::builder().capacity(MEMORY_KEYS).records(usize::MAX).build()
+    memory_by(PreciseClock::new())
 }
+
+fn memory_by<C: Clock>(clock: C) -> MemoryStore<AnyAlgorithm, C> {
+    MemoryStore::builder().capacity(MEMORY_KEYS).records(usize::MAX).clock(clock).build()
+}
+
+/// A store for requests that tell their times. By its own clock none of their records has ended.
+fn memory_of_past_times() -> ReplayedStore {
+    memory_by(ManualClock::new(Timestamp::ZERO))
+}
+
+type ReplayedStore = MemoryStore<AnyAlgorithm, ManualClock>;
 
 /// The value of `--store`.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -92,7 +105,7 @@ impl StoreUrl {
         limits: &Limits<AnyAlgorithm>,
     ) -> Result<Opened, Failure> {
         match self {
-            Self::Memory => Ok(Opened::Memory(Box::new(memory()))),
+            Self::Memory => Ok(Opened::Memory(Box::new(memory_of_past_times()))),
             #[cfg(feature = "_servers")]
             Self::Redis(redis) => {
                 connect(redis, prefix, secret()?.as_deref(), limits).await.map(Opened::Redis)
@@ -100,8 +113,7 @@ impl StoreUrl {
         }
     }
 
-    /// A new store in memory with these records, as far as these limits decide by them. Some may
-    /// have ended by its clock: a replay decides at other times.
+    /// A new store in memory with these records, as far as these limits decide by them.
     pub(crate) async fn open_with(
         &self,
         records: &[GivenRecord],
@@ -112,7 +124,7 @@ impl StoreUrl {
                 "--records: a replay decides by records in memory only; leave --store out";
             return Err(Failure::input(refused));
         }
-        let store = memory();
+        let store = memory_of_past_times();
         for limit in limits {
             for (key, record) in records::of(records, limit) {
                 let put = store.exchange_record(limit, key, None, Some(record)).await;
@@ -125,7 +137,7 @@ impl StoreUrl {
 
 /// A store in memory or on a server.
 pub(crate) enum Opened {
-    Memory(Box<MemoryStore>),
+    Memory(Box<ReplayedStore>),
     #[cfg(feature = "_servers")]
     Redis(Remote),
 }

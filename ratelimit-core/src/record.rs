@@ -201,6 +201,25 @@ impl<A: Algorithm> Limit<A> {
         Err(Refusal::Record { limit: self.name().into(), why: NOT_OVERRIDABLE })
     }
 
+    /// Refuses a record that has ended already.
+    #[doc(hidden)]
+    pub fn takes_record(&self, record: Option<&Record<A>>, now: Timestamp) -> Result<(), Refusal> {
+        self.takes_records()?;
+        if record.is_some_and(|record| !record.stands_at(now)) {
+            return Err(self.refuses_ended());
+        }
+        Ok(())
+    }
+
+    /// The refusal of a record that has ended already.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn refuses_ended(&self) -> Refusal {
+        const ENDED: &str = "it has ended already by the store's clock; give a later end in microseconds, or \
+                             clear_record() for none";
+        Refusal::Record { limit: self.name().into(), why: ENDED }
+    }
+
     /// How a caller with this record stands at `now`. Numbers that the limit could not decide by,
     /// because it has changed since, count as none.
     #[must_use]

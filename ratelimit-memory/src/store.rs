@@ -453,10 +453,10 @@ impl<A: InMemory + PartialEq, C: Clock> RecordStore<A> for MemoryStore<A, C> {
         standing: Option<&Record<A>>,
         next: Option<&Record<A>>,
     ) -> impl Future<Output = Result<bool, MemoryError>> + Send {
-        if let Err(refused) = limit.takes_records() {
+        let (hash, now) = (self.hash(limit, key), self.clock.now());
+        if let Err(refused) = limit.takes_record(next, now) {
             return ready(Err(refused.into()));
         }
-        let (hash, now) = (self.hash(limit, key), self.clock.now());
         let exchanged = self.records.exchange(limit, (hash, key), now, standing, next);
         ready(exchanged.map_err(|Full| MemoryError::Records { most: self.records.most }))
     }

@@ -63,17 +63,17 @@ impl<C: Connection> Inner<C> {
             let stands = records::decode(limit, &hash, stands)?;
             seen = seen.filter(|_| records::encode(&stands).as_deref() == Some(&*standing));
         }
-        if seen.is_none() && !standing.is_empty() {
-            return Ok(false);
-        }
         let mut words = evalsha(std::iter::once(&*hash), 1);
         words.push(Argument::Text(limit.state_name()));
-        words.push(Argument::Bytes(seen.as_deref().unwrap_or_default()));
+        // Where nothing that reads so stood, the script finds that it differs, or that the next one
+        // has ended.
+        words.push(Argument::Bytes(seen.as_deref().unwrap_or(standing.as_bytes())));
         words.push(Argument::Text(&next));
         let answer = self.eval(&hash, &RECORD, &mut words, TryAgain::Wait, deadline).await?;
         match &*answer {
             b"0" => Ok(false),
             b"1" => Ok(true),
+            b"2" => Err(limit.refuses_ended().into()),
             _ => Err(self.peer.unexpected(&Reply::Text(answer))),
         }
     }

@@ -407,7 +407,15 @@ impl<'a, A: Algorithm<State: PartialEq>> ConcurrentRun<'a, A> {
             let [before, after] =
                 [change.before, change.after].map(|record| record.map(|record| &records[record]));
             let done = block_on(store.exchange_record(limit, key, before, after));
-            change.is_done = done.expect("the store failed");
+            change.is_done = match done {
+                Ok(is_done) => is_done,
+                Err(error) if error.kind() == ErrorKind::Invalid => {
+                    // It has ended already, and what stood stands.
+                    change.after = change.before;
+                    true
+                }
+                Err(error) => panic!("the store failed: {error}"),
+            };
             change
         };
         self.run_changing(store, clock, (records, &change))

@@ -215,7 +215,7 @@ impl<A: Algorithm + PartialEq> RecordStore<A> for PureStore<A> {
         standing: Option<&Record<A>>,
         next: Option<&Record<A>>,
     ) -> Result<bool, Refusal> {
-        limit.takes_records()?;
+        limit.takes_record(next, self.clock.now())?;
         let (mut records, key) = (self.records(), key_of(limit, key));
         let stands = records.get(&key).filter(|record| record.stands_at(self.clock.now()));
         if stands != standing {

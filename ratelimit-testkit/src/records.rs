@@ -4,8 +4,8 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use ratelimit_core::store::{Batch, Check, Now, Op, RecordStore};
 use ratelimit_core::{
-    AnyAlgorithm, Limit, OnOutage, Record, ReservationId, Store, StoreError as _, Timestamp,
-    Verdict,
+    AnyAlgorithm, ErrorKind, Limit, OnOutage, Record, ReservationId, Store, StoreError as _,
+    Timestamp, Verdict,
 };
 
 use crate::harness::{Harness, StoreClock};
@@ -87,7 +87,8 @@ pub enum RecordRule {
     RaisesWithoutASecondBurst,
     /// Neither a reset nor the end of a state takes a record away.
     OutlivesStates,
-    /// A writer learns whether the record has changed since it was read.
+    /// A writer learns whether the record has changed since it was read, and that one which has
+    /// ended is none.
     TellsTheLoser,
     /// Of tasks that ask and change records at one moment, each is answered as if all had come one
     /// after the other, in some order.
@@ -152,6 +153,10 @@ impl<S: RecordStore<Any>> Tried<S> {
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let begin = Timestamp::ZERO + now + std::time::Duration::from_secs(3_600);
         let set = Some(harness.clock(&store));
+        // By a store's own clock no record of a given time has ended.
+        if let Some(StoreClock::Settable(set)) = &set {
+            set(Timestamp::ZERO + now);
+        }
         let set = set.filter(|clock| by_own_clock && matches!(clock, StoreClock::Settable(_)));
         let tried = Self { store, set, begin };
         tried.time(begin);
@@ -187,11 +192,21 @@ impl<S: RecordStore<Any>> Tried<S> {
     }
 
     async fn set_of(&self, limit: &Limit<Any>, key: &str, next: Option<Record<Any>>) -> Held {
-        let said = |error: S::Error| format!("it cannot set a record: {error}");
-        let before = self.store.record(limit, key).await.map_err(said)?;
-        let done = self.store.exchange_record(limit, key, before.as_ref(), next.as_ref()).await;
-        ensure(done.map_err(said)?, || "an unchanged record was not replaced".to_owned())
+        set_on(&self.store, limit, key, next).await
     }
+}
+
+/// Sets the record of a key in the place of the one that stands.
+async fn set_on<S: RecordStore<Any>>(
+    store: &S,
+    limit: &Limit<Any>,
+    key: &str,
+    next: Option<Record<Any>>,
+) -> Held {
+    let said = |error: S::Error| format!("it cannot set a record: {error}");
+    let before = store.record(limit, key).await.map_err(said)?;
+    let done = store.exchange_record(limit, key, before.as_ref(), next.as_ref()).await;
+    ensure(done.map_err(said)?, || "an unchanged record was not replaced".to_owned())
 }
 
 /// A request.
@@ -352,6 +367,12 @@ async fn tells<S: RecordStore<Any>>(tried: &Tried<S>) -> Held {
     })?;
     let stands = store.record(&api, key).await.map_err(said)?;
     ensure(stands.as_ref() == Some(&raised), || format!("{stands:?} stands"))?;
+    let ended = Record::blocked().until(Timestamp::ZERO);
+    for standing in [Some(&raised), None] {
+        let refused = store.exchange_record(&api, key, standing, Some(&ended)).await;
+        let kind = refused.map_err(|error| error.kind());
+        ensure(kind == Err(ErrorKind::Invalid), || format!("an ended record got {kind:?}"))?;
+    }
     let third = store.exchange_record(&api, key, Some(&raised), Some(&blocked)).await;
     ensure(third.map_err(said)?, || "an unchanged record was not replaced".to_owned())?;
     let cleared = store.exchange_record(&api, key, Some(&blocked), None).await.map_err(said)?;
@@ -474,10 +495,14 @@ async fn agrees<S: RecordStore<Any>>(tried: &Tried<S>, seed: u64) -> Held {
             let next =
                 change.map(|change| if ends { change.until(until) } else { change.forever() });
             history.push(format!("{at}: {key} under {} has {next:?}", limit.name()));
-            tried.set_of(limit, key, next.clone()).await?;
-            let before = pure.record(limit, key).await.map_err(|error| error.to_string())?;
-            let set = pure.exchange_record(limit, key, before.as_ref(), next.as_ref()).await;
-            ensure(set == Ok(true), || "the pure store did not set a record".to_owned())?;
+            // A record that has ended by the store's own clock is refused.
+            pure.clock().set(if tried.set.is_some() { at } else { Timestamp::ZERO });
+            let due = set_on(&pure, limit, key, next.clone()).await;
+            pure.clock().set(at);
+            let got = tried.set_of(limit, key, next).await;
+            ensure(due.is_ok() == got.is_ok(), || {
+                format!("seed {seed}:\n{}\ndue {due:?}\ngot {got:?}", history.join("\n"))
+            })?;
         }
         let (op, cost) = (*drawn.of(&OPS), *drawn.of(&[0, 1, 1, 1, 2, 3, 9, u64::MAX]));
         let has_id = op.needs_id() || drawn.below(4) == 0;

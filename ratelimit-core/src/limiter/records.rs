@@ -35,7 +35,8 @@ impl<S: RecordStore<A>, A: Algorithm> RateLimiter<S, A> {
     /// # Errors
     /// The store's error; no limit of this name, one that is not
     /// [overridable](Limit::overridable) or does not apply to the caller; numbers of another
-    /// algorithm or window; [`Refusal::Record`] if it would lower a record.
+    /// algorithm or window; [`Refusal::Record`] if it would lower a record, or has ended already by
+    /// the store's clock.
     pub async fn set_record<C: Identifiers + Sync + ?Sized>(
         &self,
         caller: &C,

@@ -98,6 +98,9 @@ fn no_record_is_evicted_and_ended_ones_make_room() {
     assert_eq!(set("alice", Record::blocked().until(end)), Ok(true));
     assert_eq!(set("bob", blocked()), Ok(true));
     assert_eq!(set("carol", blocked()), Err(MemoryError::Records { most: 2 }));
+    // Of what would do nothing the remedy is another one.
+    let refused = set("carol", Record::exempt().until(BEGIN)).expect_err("it has ended");
+    assert!(refused.to_string().contains("give a later end in microseconds"), "{refused}");
     assert_eq!(store.record_count(), 2);
     clock.set(end);
     assert_eq!(set("carol", blocked()), Ok(true));

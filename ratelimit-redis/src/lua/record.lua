@@ -1,5 +1,5 @@
 -- Puts a record of a caller in the place of another, or of none, if that still stands. Answers 1,
--- or 0 if another one stands. Fields whose records have ended go; the key lives as long as its
+-- 0 if another one stands, or 2 if the next one has ended already. Fields whose records have ended go; the key lives as long as its
 -- longest record, and for ever if one stands for ever.
 --
 --     KEYS: the records of the caller. ARGV: the field; the record that is to stand, empty for
@@ -14,6 +14,8 @@ local function end_of(record)
   return at and at + 0
 end
 
+local put_ends = end_of(put)
+if put_ends and now >= put_ends then return '2' end
 local found = call('HGET', key, field) or ''
 local ends = end_of(found)
 if ends and now >= ends then found = '' end

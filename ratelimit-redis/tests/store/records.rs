@@ -240,9 +240,8 @@ async fn compare_and_set_decides_again_if_a_record_has_ended_between_its_read_an
     let hourly = limit("api", "gcra 9/h").overridable();
     let store = meanwhile(&server, false, move || clock.set_ahead(20).expect("set")).await;
     let end = Timestamp::saturating_from_us(now_us() + 10_000_000);
-    let record = Record::numbers("gcra 9/h burst 2".parse().expect("numbers")).until(end);
-    let set = store.exchange_record(&hourly, ALICE, None, Some(&record));
-    assert!(set.await.expect("set"));
+    let record = format!("1 {} gcra 9/h burst 2", end.as_us());
+    tell(&server, &["HSET", "rl:1:#records:{alice}", "api/gcra", &record]);
     let verdict = acquire(&store, &hourly, ALICE).await.expect("decided");
     assert_eq!((verdict.limit(), verdict.remaining()), (9, 8));
 }
