@@ -1,6 +1,6 @@
 -- Puts a record of a caller in the place of another, or of none, if that still stands. Answers 1,
--- 0 if another one stands, or 2 if the next one has ended already. Fields whose records have ended go; the key lives as long as its
--- longest record, and for ever if one stands for ever.
+-- 0 if another one stands, or 2 if the next one has ended already. Fields whose records have ended
+-- go; the key lives as long as its longest record, and for ever if one stands for ever.
 --
 --     KEYS: the records of the caller. ARGV: the field; the record that is to stand, empty for
 --           none; and the next one, empty for none.
