@@ -4,7 +4,7 @@
 //! it and the changes of records are linearizable, without a lock of the state in a change. Nearly
 //! all callers have no record, which a counting filter tells by one load (a *counting Bloom filter*
 //! of one hash; Fan et al., "Summary Cache", 2000). Several checks are decided by all of their
-//! records at one moment, so they ask only whether there is any record at all.
+//! records at one moment, so they also ask whether one was added meanwhile.
 
 use std::sync::PoisonError;
 
@@ -25,6 +25,8 @@ pub(crate) struct Records<A> {
     filter: OnceBox<Box<[AtomicU32]>>,
     /// How many there are.
     count: AtomicUsize,
+    /// How many were ever added.
+    added: AtomicUsize,
     /// By the hash of the limit and the key. Locked after all else.
     kept: RwLock<HashTable<Kept<A>>>,
     pub(crate) most: usize,
@@ -89,6 +91,7 @@ impl<A: InMemory> Records<A> {
         Self {
             filter: OnceBox::new(),
             count: AtomicUsize::new(0),
+            added: AtomicUsize::new(0),
             kept: RwLock::new(HashTable::new()),
             most,
         }
@@ -111,11 +114,18 @@ impl<A: InMemory> Records<A> {
         self.filter.get().is_some_and(|filter| filter[place(hash)].load(Ordering::SeqCst) > 0)
     }
 
-    /// Whether a check of a batch may have a record.
+    /// Whether a check of a batch may have a record. If not, none had one at the same moment: no
+    /// record was added while the filter was read.
     #[inline]
-    pub(crate) fn may_rule(&self, batch: &Batch<'_, A>) -> bool {
+    pub(crate) fn may_rule(&self, batch: &Batch<'_, A>, hashes: &[u64]) -> bool {
+        if !batch.is_overridable() {
+            return false;
+        }
         fence(Ordering::Acquire);
-        self.count.load(Ordering::SeqCst) > 0 && batch.is_overridable()
+        let added = self.added.load(Ordering::SeqCst);
+        let mut checks = batch.checks().iter().zip(hashes);
+        checks.any(|(check, hash)| self.may_have(check.limit, *hash))
+            || self.added.load(Ordering::SeqCst) != added
     }
 
     /// How the checks of a batch stand at `now`, all at one moment; nothing if the policy decides
@@ -126,7 +136,7 @@ impl<A: InMemory> Records<A> {
         hashes: &[u64],
         now: Timestamp,
     ) -> Vec<Standing<A>> {
-        if !self.may_rule(batch) {
+        if !self.may_rule(batch, hashes) {
             return Vec::new();
         }
         let kept = read(&self.kept);
@@ -190,7 +200,8 @@ impl<A: InMemory> Records<A> {
                     .filter
                     .get_or_init(|| Box::new((0..COUNTERS).map(|_| AtomicU32::new(0)).collect()));
                 filter[place(hash)].fetch_add(1, Ordering::SeqCst);
-                self.count.fetch_add(1, Ordering::SeqCst);
+                self.added.fetch_add(1, Ordering::SeqCst);
+                self.count.fetch_add(1, Ordering::Relaxed);
                 None
             }
             (None, None) => None,
@@ -207,7 +218,7 @@ impl<A: InMemory> Records<A> {
         if let Some(filter) = self.filter.get() {
             filter[place(hash)].fetch_sub(1, Ordering::SeqCst);
         }
-        self.count.fetch_sub(1, Ordering::SeqCst);
+        self.count.fetch_sub(1, Ordering::Relaxed);
     }
 
     /// Removes the records that have ended.

@@ -128,7 +128,7 @@ impl<A: InMemory, C: Clock> MemoryStore<A, C> {
         }
         let KnownBatch { mut known, mut shards, .. } = states;
         // No foreign code from here on: states that are replaced are dropped last.
-        write_buckets(&known, || self.records.may_rule(batch))?;
+        write_buckets(&known, || self.records.may_rule(batch, hashes))?;
         for known in &mut known {
             if let Known::Shard { hash, slot, next } = known
                 && let Some((state, entries, sweep_at)) = next.take()

@@ -123,8 +123,8 @@ impl<A: InMemory, C: Clock> MemoryStore<A, C> {
         let now = self.clock.now();
         let verdict = decide_compact(batch, now, &mut pending).ok_or(pending.fallback)?;
         if pending.next.iter().any(Option::is_some) {
-            pending.write(|| self.records.may_rule(batch))?;
-        } else if self.records.may_rule(batch) {
+            pending.write(|| self.records.may_rule(batch, hashes))?;
+        } else if self.records.may_rule(batch, hashes) {
             return Err(FastPathMiss::More);
         } else if !pending.seen.iter().flatten().all(OptimisticRead::is_still) {
             // If all are unchanged, all were there at one moment.

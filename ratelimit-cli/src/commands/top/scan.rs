@@ -14,9 +14,9 @@ use ratelimit_redis::{Mode, RedisError, RedisStore, StoredKey};
 use super::charges::Charged;
 use crate::args::TopArgs;
 use crate::commands::record::now;
-use ratelimit_replay::failure::Failure;
 use crate::interrupt::Interrupt;
 use crate::store::{self, Redis, may_scan};
+use ratelimit_replay::failure::Failure;
 
 /// How many callers are asked about at the same time.
 const AT_ONCE: usize = 32;

@@ -16,8 +16,8 @@ use super::screen::{Command, Scanned, Screen};
 use super::{Row, notes, output, summary};
 use crate::commands::print;
 use crate::commands::record::now;
-use ratelimit_replay::failure::Failure;
 use crate::store::{self, Remote, in_each_mode};
+use ratelimit_replay::failure::Failure;
 use ratelimit_replay::text::{duration, time};
 
 /// How often the tool looks at the keyboard and for an interrupt, and draws the screen.
