@@ -59,6 +59,8 @@ fn ours<A: InMemory>(name: &str, keys: usize, algorithm: A) -> Result<(), Box<dy
 
 fn main() -> Result<(), Box<dyn Error>> {
     let keys = std::env::args().nth(1).map_or(Ok(10_000_000), |keys| keys.parse())?;
+    let command = "cargo run --profile bench -p benches --example heap";
+    println!("{command}, on {} {}", std::env::consts::ARCH, std::env::consts::OS);
     println!("{:<10} {:>9} {:>8} {:>8}", "", "keys", "bytes", "at most");
     // No key expires while others come, and no window ends.
     ours("gcra", keys, Gcra::new("1/h".parse()?, 2)?)?;

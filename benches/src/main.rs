@@ -37,8 +37,9 @@ enum What {
     Redis(Options<redis::RedisPart>),
     /// What a layer adds to an HTTP request, beside `tower_governor`.
     Http(Effort),
-    /// How late a service answers while its Redis hangs, beside the same service without a limiter.
-    Outage(Effort),
+    /// What a service answers while its Redis hangs, and how late, beside the same service without
+    /// a limiter.
+    Outage(Options<outage::OutagePart>),
 }
 
 fn main() -> ExitCode {
@@ -46,7 +47,7 @@ fn main() -> ExitCode {
         What::Memory(options) => memory::run(&options),
         What::Redis(options) => redis::run(&options),
         What::Http(effort) => http::run(&effort),
-        What::Outage(effort) => outage::run(&effort),
+        What::Outage(options) => outage::run(&options),
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,

@@ -108,6 +108,13 @@ impl<T> Samples<T> {
         median(self.0[way].iter().map(of))
     }
 
+    /// The least and the greatest of a way.
+    pub(crate) fn range(&self, way: usize, of: impl Fn(&T) -> f64) -> [f64; 2] {
+        let (least, greatest) = (f64::INFINITY, f64::NEG_INFINITY);
+        let values = self.0[way].iter().map(of);
+        values.fold([least, greatest], |[least, greatest], n| [least.min(n), greatest.max(n)])
+    }
+
     /// One way's number over another's of the same round, as a median over rounds.
     pub(crate) fn ratio(&self, over: usize, under: usize, of: impl Fn(&T) -> f64) -> f64 {
         median(self.0[over].iter().zip(&self.0[under]).map(|(over, under)| of(over) / of(under)))
@@ -136,6 +143,7 @@ mod tests {
         let ratio = |over, under| samples.ratio(over, under, |sample| *sample).to_string();
         assert_eq!((ratio(1, 0), ratio(0, 1)), ("2".to_owned(), "0.5".to_owned()));
         assert_eq!(samples.median(1, |sample| *sample).to_string(), "4");
+        assert_eq!(samples.range(0, |sample| *sample).map(|end| end.to_string()), ["1", "100"]);
         assert!(median([]).is_nan());
     }
 }

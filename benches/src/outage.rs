@@ -1,10 +1,14 @@
-//! How late a service answers while its Redis hangs: requests over real sockets to a service behind
-//! `RateLimitLayer` and [`Fallback`], whose Redis is suspended (SIGSTOP) again and again.
+//! Requests over real sockets to a service behind `RateLimitLayer` and [`Fallback`], whose Redis is
+//! suspended (SIGSTOP). What is measured, for each choice of `on_outage`:
 //!
-//! Each client sends in turns to the limited service and to the same service without a limiter, in
-//! one run: two busy processors are late on their own, and the second column says by how much. A
-//! request is late if its answer comes more than the tolerance after the time that the service may
-//! take: the deadline of the fallback, or none without a limiter.
+//! - `late`: how late the service answers while Redis hangs again and again. Each client sends in
+//!   turns to the limited service and to the same service without a limiter, in one run: two busy
+//!   processors are late on their own, and the second column says by how much. A request is late
+//!   if its answer comes more than the tolerance after the time that the service may take: the
+//!   deadline of the fallback, or none without a limiter.
+//! - `timeline`: the answers of each tenth of a second around one outage, and the circuit breaker.
+
+mod timeline;
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -14,6 +18,7 @@ use std::time::{Duration, Instant};
 use axum::Router;
 use axum::body::Bytes;
 use axum::routing::get;
+use clap::ValueEnum;
 use hdrhistogram::Histogram;
 use http::{HeaderName, Request, StatusCode};
 use http_body_util::{BodyExt as _, Empty};
@@ -29,7 +34,7 @@ use tokio::task::JoinSet;
 use tokio::time::{MissedTickBehavior, interval, sleep};
 
 use crate::measure::Fallible;
-use crate::report::{BenchReport, Cell, Effort, digits};
+use crate::report::{BenchReport, Cell, Options, digits};
 
 /// The deadline of the fallback: its default.
 const DEADLINE: Duration = Duration::from_millis(100);
@@ -38,6 +43,15 @@ const TOLERANCE: Duration = Duration::from_millis(5);
 /// How long a state of the breaker may take to be reached.
 const PATIENCE: Duration = Duration::from_secs(60);
 const USER: HeaderName = HeaderName::from_static("x-user");
+
+/// Every choice.
+const CHOICES: [OnOutage; 3] = [OnOutage::Open, OnOutage::Closed, OnOutage::Local];
+
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum OutagePart {
+    Late,
+    Timeline,
+}
 
 /// Outages under load.
 #[derive(Clone, Copy)]
@@ -105,16 +119,16 @@ impl HttpConnection {
         Ok(Self(sender))
     }
 
-    /// Sends a request of this user, and notes how long its answer took.
-    async fn ask(&mut self, user: &str, times: &mut Times) -> Fallible {
+    /// Sends a request of this user, and says how it was answered and how long that took.
+    async fn ask(&mut self, user: &str) -> Fallible<(StatusCode, Duration)> {
         let request = Request::get("/").header("host", "localhost").header(USER, user);
         let begin = Instant::now();
         let response = self.0.send_request(request.body(Empty::new())?).await?;
         let (status, body) = (response.status(), response.into_body().collect().await?);
-        times.0.record(micros(begin.elapsed()))?;
+        let taken = begin.elapsed();
         match status {
             StatusCode::OK | StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE => {
-                Ok(())
+                Ok((status, taken))
             }
             other => Err(format!("a request ended with {other}: {:?}", body.to_bytes()).into()),
         }
@@ -135,7 +149,8 @@ async fn client(
     while !over.load(Ordering::Relaxed) {
         ticks.tick().await;
         for (connection, times) in [&mut limited, &mut bare] {
-            connection.ask(&user, times).await?;
+            let (_, taken) = connection.ask(&user).await?;
+            times.0.record(micros(taken))?;
         }
     }
     Ok([limited.1, bare.1])
@@ -152,19 +167,38 @@ async fn until(mut reached: impl FnMut() -> bool, what: &str) -> Fallible {
     Ok(())
 }
 
+/// The service, without a limiter.
+fn service() -> Router {
+    Router::new().route("/", get(|| async { "hello\n" }))
+}
+
+/// The service behind a limit for each user, and the Redis that keeps it.
+struct LimitedService {
+    redis: RedisServer,
+    fallback: Fallback<RedisStore>,
+    address: SocketAddr,
+}
+
+impl LimitedService {
+    async fn start(choice: OnOutage, algorithm: Gcra) -> Fallible<Self> {
+        let redis = RedisServer::start()?;
+        let limit = Limit::<AnyAlgorithm>::new("burst", algorithm.into())?;
+        let limits = Limits::new([limit.by(["user"])?.on_outage(choice)])?;
+        let store = RedisStore::builder().deadline(DEADLINE * 4 / 5).connect(&redis.url()).await?;
+        let settings = Fallback::builder().deadline(DEADLINE).nodes(2.try_into()?);
+        let fallback = settings.build(store, &limits)?;
+        let layer = RateLimitLayer::new(RateLimiter::new(limits, fallback.clone()));
+        let address = serve(service().layer(layer.by("user", header(USER)).checked()?)).await?;
+        Ok(Self { redis, fallback, address })
+    }
+}
+
 /// Hangs Redis again and again, and says how long each request took.
 async fn measure(choice: OnOutage, plan: OutagePlan) -> Fallible<OutageResult> {
-    let redis = RedisServer::start()?;
     // A limit that no client reaches, so that every decision takes the same path.
-    let limit = Limit::<AnyAlgorithm>::new("burst", Gcra::per_second(1_000_000).build()?.into())?;
-    let limits = Limits::new([limit.by(["user"])?.on_outage(choice)])?;
-    let store = RedisStore::builder().deadline(DEADLINE * 4 / 5).connect(&redis.url()).await?;
-    let settings = Fallback::builder().deadline(DEADLINE).nodes(2.try_into()?);
-    let fallback = settings.build(store, &limits)?;
-    let layer = RateLimitLayer::new(RateLimiter::new(limits, fallback.clone()));
-    let service = || Router::new().route("/", get(|| async { "hello\n" }));
-    let limited = serve(service().layer(layer.by("user", header(USER)).checked()?)).await?;
-    let services = [limited, serve(service()).await?];
+    let limit = Gcra::per_second(1_000_000).build()?;
+    let LimitedService { redis, fallback, address } = LimitedService::start(choice, limit).await?;
+    let services = [address, serve(service()).await?];
 
     let over = Arc::new(AtomicBool::new(false));
     let mut clients = JoinSet::new();
@@ -201,12 +235,22 @@ fn runtime() -> std::io::Result<tokio::runtime::Runtime> {
 }
 
 /// Measures each choice.
-pub(crate) fn run(effort: &Effort) -> Fallible {
-    let mut report = BenchReport::new(effort)?;
+pub(crate) fn run(options: &Options<OutagePart>) -> Fallible {
+    let mut report = BenchReport::new(&options.effort)?;
+    if options.has(&OutagePart::Late) {
+        late(options.effort.quick, &mut report)?;
+    }
+    if options.has(&OutagePart::Timeline) {
+        timeline::run(&mut report)?;
+    }
+    Ok(())
+}
+
+fn late(quick: bool, report: &mut BenchReport) -> Fallible {
     let plan = OutagePlan {
         clients: 16,
         every: Duration::from_millis(4),
-        outages: if effort.quick { 3 } else { 15 },
+        outages: if quick { 3 } else { 15 },
         up: Duration::from_millis(500),
         hung: Duration::from_millis(1_500),
     };
@@ -215,7 +259,7 @@ pub(crate) fn run(effort: &Effort) -> Fallible {
          deadline of {DEADLINE:?}; of the same service without a limiter, one more than {TOLERANCE:?} after its request.",
         plan.outages
     );
-    for choice in [OnOutage::Open, OnOutage::Closed, OnOutage::Local] {
+    for choice in CHOICES {
         let outcome = runtime()?.block_on(measure(choice, plan))?;
         let OutageResult { limited, bare, without_store, undetermined } = outcome;
         report.row(&[

@@ -1,7 +1,9 @@
 //! The measurements, as tables for people and as JSON lines for programs.
 
-use std::fs::File;
+use std::env;
+use std::fs::{self, File};
 use std::io::Write;
+use std::num::NonZeroUsize;
 use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
@@ -15,7 +17,8 @@ pub(crate) struct Effort {
     /// Fewer rounds, and less steady.
     #[arg(long)]
     pub(crate) quick: bool,
-    /// Also write one JSON line per measurement to this file.
+    /// Also write JSON lines to this file: the command and the kind of machine, then each
+    /// measurement.
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
 }
@@ -46,12 +49,23 @@ pub(crate) enum Cell {
     Count(u64),
     /// A number, rounded to so many digits.
     Rounded(f64, usize),
+    /// The least and the greatest of several numbers, likewise.
+    Range([f64; 2], usize),
 }
 
 /// A number with so many digits after the point.
 pub(crate) fn digits(count: u8, number: f64) -> Cell {
-    let parts = 10_f64.powi(count.into());
-    Cell::Rounded((number * parts).round() / parts, count.into())
+    Cell::Rounded(rounded(count, number), count.into())
+}
+
+/// The ends of a range with so many digits after the point.
+pub(crate) fn range(count: u8, ends: [f64; 2]) -> Cell {
+    Cell::Range(ends.map(|end| rounded(count, end)), count.into())
+}
+
+fn rounded(digits: u8, number: f64) -> f64 {
+    let parts = 10_f64.powi(digits.into());
+    (number * parts).round() / parts
 }
 
 impl From<&'static str> for Cell {
@@ -86,6 +100,9 @@ impl Cell {
             Self::Text(text) => text.to_owned(),
             Self::Count(count) => count.to_string(),
             Self::Rounded(number, digits) => format!("{number:.digits$}"),
+            Self::Range([least, greatest], digits) => {
+                format!("{least:.digits$}–{greatest:.digits$}")
+            }
         }
     }
 }
@@ -96,8 +113,26 @@ impl Serialize for Cell {
             Self::Text(text) => text.serialize(serializer),
             Self::Count(count) => count.serialize(serializer),
             Self::Rounded(number, _) => number.serialize(serializer),
+            Self::Range(ends, _) => ends.serialize(serializer),
         }
     }
+}
+
+/// By which command, and on what kind of machine.
+fn circumstances() -> serde_json::Value {
+    let cpus = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let model = cpus.lines().find_map(|line| line.strip_prefix("model name")?.split(": ").nth(1));
+    let processors = std::thread::available_parallelism().map_or(0, NonZeroUsize::get);
+    let arguments: Vec<_> = env::args().skip(1).collect();
+    serde_json::json!({
+        "command": format!("cargo run --profile bench -p benches -- {}", arguments.join(" ")),
+        "machine": format!(
+            "{processors} processors, {}, {} {}",
+            model.unwrap_or("of an unknown model"),
+            env::consts::ARCH,
+            env::consts::OS
+        ),
+    })
 }
 
 /// Prints tables, and writes the JSON lines if they are wanted.
@@ -109,7 +144,11 @@ pub(crate) struct BenchReport {
 impl BenchReport {
     pub(crate) fn new(effort: &Effort) -> Result<Self, String> {
         let create = |path: &PathBuf| {
-            File::create(path).map_err(|error| {
+            let file = File::create(path).and_then(|mut file| {
+                writeln!(file, "{}", circumstances())?;
+                Ok(file)
+            });
+            file.map_err(|error| {
                 format!("cannot write {}: {error}; choose another file for --json", path.display())
             })
         };

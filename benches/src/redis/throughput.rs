@@ -17,7 +17,7 @@ use tokio::task::JoinSet;
 
 use crate::keys::{CallerKey, KeyDraw, Spread};
 use crate::measure::{Fallible, Samples, turns};
-use crate::report::{BenchReport, digits};
+use crate::report::{BenchReport, digits, range};
 
 use super::floor::Floor;
 use super::lab::{Lab, cpu_of, script_calls};
@@ -197,9 +197,14 @@ impl Workload<'_> {
             [0, 1].map(|way| digits(decimals, samples.median(way, of)))
         };
         let ratio = |of: fn(&ThroughputResult) -> f64| digits(3, samples.ratio(0, 1, of));
+        let ranges = |decimals, of: fn(&ThroughputResult) -> f64| {
+            [0, 1].map(|way| range(decimals, samples.range(way, of)))
+        };
         let [ours_per_s, peer_per_s] = both(0, |turn| turn.per_s);
+        let [ours_per_s_range, peer_per_s_range] = ranges(0, |turn| turn.per_s);
         let [ours_p50_us, peer_p50_us] = both(1, |turn| turn.p50_us);
         let [ours_p99_us, peer_p99_us] = both(1, |turn| turn.p99_us);
+        let [ours_p99_us_range, peer_p99_us_range] = ranges(1, |turn| turn.p99_us);
         let [ours_server_ns, peer_server_ns] = both(0, |turn| turn.server_ns);
         report.row(&[
             ("part", self.part.into()),
@@ -209,14 +214,18 @@ impl Workload<'_> {
             ("tasks", self.tasks.into()),
             ("keys", self.keys.into()),
             ("ours_per_s", ours_per_s),
+            ("ours_per_s_range", ours_per_s_range),
             ("peer_per_s", peer_per_s),
+            ("peer_per_s_range", peer_per_s_range),
             // Ours over the peer's: above 1, ratelimit is faster; below 1 in the other two.
             ("ratio", ratio(|turn| turn.per_s)),
             ("ours_p50_us", ours_p50_us),
             ("peer_p50_us", peer_p50_us),
             ("p50_ratio", ratio(|turn| turn.p50_us)),
             ("ours_p99_us", ours_p99_us),
+            ("ours_p99_us_range", ours_p99_us_range),
             ("peer_p99_us", peer_p99_us),
+            ("peer_p99_us_range", peer_p99_us_range),
             ("p99_ratio", ratio(|turn| turn.p99_us)),
             ("ours_server_ns", ours_server_ns),
             ("peer_server_ns", peer_server_ns),
