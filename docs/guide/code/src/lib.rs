@@ -4,7 +4,9 @@
 use std::error::Error;
 
 mod burst;
+mod data;
 mod reservation;
+mod speed;
 mod svg;
 
 /// A drawing, and the name of its file.
@@ -33,5 +35,12 @@ impl Drawing {
 /// # Errors
 /// A file of measurements is not there, or not as the benchmarks write it.
 pub fn drawings() -> Result<Vec<Drawing>, Box<dyn Error>> {
-    Ok([burst::drawings()?, reservation::drawings()?.into()].into_iter().flatten().collect())
+    let mut drawings = burst::drawings()?;
+    for more in [
+        speed::drawings,
+        reservation::drawings,
+    ] {
+        drawings.extend(more()?);
+    }
+    Ok(drawings)
 }

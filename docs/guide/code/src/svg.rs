@@ -24,7 +24,7 @@ const STYLE: &str = "
   .strong { font-weight: 600; }
   .quiet { fill: var(--quiet); font-size: 12px; }
   .small { font-size: 12px; font-weight: 600; }
-  .code { font: 12px ui-monospace, monospace; }
+  .code { font: 12px ui-monospace, monospace; white-space: pre; }
   .middle { text-anchor: middle; }
   .end { text-anchor: end; }
   .line { stroke: var(--line); fill: none; }
@@ -38,6 +38,8 @@ const STYLE: &str = "
   .no { fill: var(--no); }
   .other { fill: var(--edge); }
   .faint { fill-opacity: .25; }
+  .half { fill: var(--no); }
+  .ink-line { stroke: var(--ink); stroke-width: 1.5; fill: none; }
   .yes-line { stroke: var(--yes); stroke-width: 1.7; fill: none; }
   .no-line { stroke: var(--no); stroke-width: 1.7; fill: none; }
   .other-line { stroke: var(--edge); stroke-width: 1.7; fill: none; }
