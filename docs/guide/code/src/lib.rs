@@ -5,6 +5,7 @@ use std::error::Error;
 
 mod burst;
 mod data;
+mod outage;
 mod reservation;
 mod speed;
 mod svg;
@@ -39,6 +40,7 @@ pub fn drawings() -> Result<Vec<Drawing>, Box<dyn Error>> {
     for more in [
         speed::drawings,
         reservation::drawings,
+        outage::drawings,
     ] {
         drawings.extend(more()?);
     }
