@@ -9,6 +9,7 @@ mod outage;
 mod reservation;
 mod speed;
 mod svg;
+mod way;
 
 /// A drawing, and the name of its file.
 #[derive(Debug)]
@@ -41,6 +42,7 @@ pub fn drawings() -> Result<Vec<Drawing>, Box<dyn Error>> {
         speed::drawings,
         reservation::drawings,
         outage::drawings,
+        way::drawings,
     ] {
         drawings.extend(more()?);
     }
