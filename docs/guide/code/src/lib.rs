@@ -9,6 +9,7 @@ mod outage;
 mod reservation;
 mod speed;
 mod svg;
+mod throughput;
 mod way;
 
 /// A drawing, and the name of its file.
@@ -42,6 +43,7 @@ pub fn drawings() -> Result<Vec<Drawing>, Box<dyn Error>> {
         speed::drawings,
         reservation::drawings,
         outage::drawings,
+        throughput::drawings,
         way::drawings,
     ] {
         drawings.extend(more()?);
