@@ -158,7 +158,7 @@ fn draw(svg: &mut Svg, run: &Run, is_wide: bool) {
     svg.path("area", &closed(ends.map(|point| budget.at(point))));
     let owed = run.levels.iter().copied().filter(|(_, level)| *level < 0.0);
     let first = owed.clone().next().map(|(at, _)| (at, 0.0));
-    let last = owed.clone().last().map(|(at, _)| (at + f64::from(SAMPLE_MS), 0.0));
+    let last = owed.clone().next_back().map(|(at, _)| (at + f64::from(SAMPLE_MS), 0.0));
     let owed = first.into_iter().chain(owed).chain(last);
     svg.path("debt", &closed(owed.map(|point| budget.at(point))));
     let end = budget.x.begin + budget.x.length;

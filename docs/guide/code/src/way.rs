@@ -165,9 +165,9 @@ pub(crate) fn drawings() -> Result<[Drawing; 2], Box<dyn Error>> {
         for (step, is_last) in steps.iter().zip([false, false, false, false, false, true]) {
             let height = height(step);
             if is_wide {
-                wide(&mut svg, y, height, step, is_last)
+                wide(&mut svg, y, height, step, is_last);
             } else {
-                narrow(&mut svg, y, height, step, is_last)
+                narrow(&mut svg, y, height, step, is_last);
             }
             y += height + SPACE;
         }
