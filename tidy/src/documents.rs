@@ -39,9 +39,7 @@ impl MarkdownDocument {
                 Event::End(TagEnd::Heading(_)) => {
                     document.anchors.extend(open.take().map(|heading| anchor(&heading)));
                 }
-                Event::End(TagEnd::CodeBlock) => {
-                    document.snippets.extend(open.take().map(|text| unhidden(&text)));
-                }
+                Event::End(TagEnd::CodeBlock) => document.snippets.extend(open.take()),
                 _ => {}
             }
         }
@@ -114,11 +112,29 @@ fn leads(documents: &BTreeMap<PathBuf, MarkdownDocument>, from: &Path, link: &st
     stays && (anchor.is_empty() || documents.get(&there).is_none_or(has_anchor))
 }
 
-/// Whether these lines stand in a program one after the other, wherever they are indented.
+/// Whether these lines stand in a program one after the other, wherever they are indented. Hidden
+/// imports may come first; the program imports the same.
 fn is_part_of(snippet: &str, program: &str) -> bool {
+    let is_import = |line: &&str| line.trim().starts_with("# use ") && line.ends_with(';');
+    let hidden = imports(&snippet.lines().take_while(is_import).collect::<String>());
+    let shown: String = snippet.lines().skip_while(is_import).flat_map(|l| [l, "\n"]).collect();
+
     let lines = |text: &str| text.lines().map(|line| line.trim().to_owned()).collect::<Vec<_>>();
-    let (snippet, program) = (lines(snippet), lines(program));
-    !snippet.is_empty() && program.windows(snippet.len()).any(|window| window == snippet)
+    let (shown, imported) = (lines(&unhidden(&shown)), imports(program));
+    let has = |import: &Vec<String>| {
+        let of_crate = imported.iter().filter(|words| words.first() == import.first());
+        let words: Vec<_> = of_crate.flatten().collect();
+        import.iter().all(|word| words.contains(&word))
+    };
+    !shown.is_empty()
+        && hidden.iter().all(has)
+        && lines(program).windows(shown.len()).any(|window| window == shown)
+}
+
+/// The words of each import of a program.
+fn imports(program: &str) -> Vec<Vec<String>> {
+    let statements = program.split(';').filter_map(|text| Some(text.rsplit_once("use ")?.1));
+    statements.map(|text| words(text).map(str::to_owned).collect()).collect()
 }
 
 /// The examples of the libraries, which `cargo test` runs.
@@ -214,6 +230,10 @@ fn each_rule_finds_what_breaks_it() {
     assert!(is_part_of("one();\n\ntwo();\n", "fn f() {\n    one();\n\n    two();\n}\n"));
     assert!(!is_part_of("one();\ntwo();\n", "fn f() {\n    one();\n\n    two();\n}\n"));
     assert!(!is_part_of("", "fn f() {}\n"));
+    let program = "use a::{\n    B, c::D,\n};\nuse e::F;\n\nfn f() {\n    g(B);\n}\n";
+    assert!(is_part_of("# use a::{B, c::D};\n# use e::F;\ng(B);\n", program));
+    assert!(!is_part_of("# use a::{B, F};\ng(B);\n", program), "F is not of a");
+    assert!(!is_part_of("# use a::B;\n", program), "nothing is shown");
 
     assert_eq!(unhidden("# use a;\n#\n#[b]\nc\n"), "use a;\n\n#[b]\nc\n");
 
