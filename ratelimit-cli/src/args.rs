@@ -145,7 +145,7 @@ pub(crate) struct LogArgs {
     #[command(flatten)]
     pub(crate) format: FormatArgs,
 
-    /// The access logs or traces, plain or gzipped; `-` for standard input.
+    /// The access logs or traces, plain or compressed; `-` for standard input.
     ///
     /// Several, such as the logs of several servers or rotated ones, are decided together by their
     /// times. The lines of an access log are sorted within five minutes; those of a trace keep

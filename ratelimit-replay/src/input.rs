@@ -2,6 +2,7 @@
 
 mod access_log;
 mod address;
+mod compressed;
 mod csv;
 mod entry;
 mod envelope;

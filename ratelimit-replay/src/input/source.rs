@@ -1,11 +1,13 @@
-//! The bytes of an input, plain or gzipped.
+//! The bytes of an input, which may be compressed or in UTF-16.
 
-use std::io::{self, BufRead, BufReader, Cursor, Read};
+use std::io::{self, Cursor, Read};
 use std::path::PathBuf;
 
-use flate2::bufread::GzDecoder;
+use encoding_rs_io::DecodeReaderBytesBuilder;
 
-/// An input: what people call it, and its bytes, plain or gzipped.
+use super::compressed::{Compression, MAGIC_BYTES};
+
+/// An input: what people call it, and its bytes.
 pub struct NamedInput {
     /// Its name, such as the path of a file.
     pub name: PathBuf,
@@ -19,27 +21,18 @@ pub fn names_of(paths: &[PathBuf]) -> String {
     names.collect::<Vec<_>>().join(", ")
 }
 
-const CHUNK_BYTES: usize = 128 * 1024;
-
 /// What is not read: how it begins, what it is, and what makes text of it.
-const OTHERS: [(&[u8], &str, &str); 6] = [
-    (&[0x28, 0xb5, 0x2f, 0xfd], "compressed by zstd", "`zstd -dc`"),
-    (&[0xfd, b'7', b'z', b'X'], "compressed by xz", "`xz -dc`"),
-    (b"BZh", "compressed by bzip2", "`bzip2 -dc`"),
-    (b"PK\x03\x04", "a zip archive", "`unzip -p`"),
-    (&[0xff, 0xfe], "in UTF-16", "`iconv -f UTF-16 -t UTF-8`"),
-    (&[0xfe, 0xff], "in UTF-16", "`iconv -f UTF-16 -t UTF-8`"),
-];
+const OTHERS: [(&[u8], &str, &str); 1] = [(b"PK\x03\x04", "a zip archive", "`unzip -p`")];
 
-/// The decompressed input, if it begins as gzip does; otherwise the input itself.
+/// The text of an input, which may be compressed by gzip, zstd, xz or bzip2, and may be in UTF-16
+/// if a byte order mark says so.
 ///
 /// # Errors
 ///
-/// The input cannot be read, or begins as another compression or as UTF-16 does.
+/// The input cannot be read, or is an archive. What is read later may be damaged.
 pub fn decompressed(mut input: impl Read + 'static) -> io::Result<Box<dyn Read>> {
-    let mut magic = Vec::with_capacity(4);
-    input.by_ref().take(4).read_to_end(&mut magic)?;
-    let gzipped = magic.starts_with(&[0x1f, 0x8b]);
+    let mut magic = Vec::with_capacity(MAGIC_BYTES);
+    input.by_ref().take(MAGIC_BYTES as u64).read_to_end(&mut magic)?;
     for (start, what, remedy) in OTHERS {
         if magic.starts_with(start) {
             let refused =
@@ -47,49 +40,46 @@ pub fn decompressed(mut input: impl Read + 'static) -> io::Result<Box<dyn Read>>
             return Err(io::Error::new(io::ErrorKind::Unsupported, refused));
         }
     }
+    let compression = Compression::of(&magic);
     let whole = Cursor::new(magic).chain(input);
-    if gzipped {
-        let buffered = BufReader::with_capacity(CHUNK_BYTES, whole);
-        return Ok(Box::new(Members { member: Some(GzDecoder::new(buffered)) }));
+    let plain = match compression {
+        Some(compression) => compression.decompress(whole),
+        None => Box::new(whole),
+    };
+    Ok(Box::new(DecodeReaderBytesBuilder::new().utf8_passthru(true).build(plain)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(bytes: Vec<u8>) -> Vec<u8> {
+        let mut text = Vec::new();
+        let mut input = decompressed(Cursor::new(bytes)).expect("no archive");
+        input.read_to_end(&mut text).expect("reads");
+        text
     }
-    Ok(Box::new(whole))
-}
 
-/// The members of a gzip file, one after the other. Behind the last may stand zeros, as on tapes
-/// and of tools that fill blocks.
-struct Members<R: BufRead> {
-    member: Option<GzDecoder<R>>,
-}
-
-impl<R: BufRead> Read for Members<R> {
-    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        while let Some(member) = &mut self.member {
-            let read = member.read(buffer).map_err(explain)?;
-            if read > 0 || buffer.is_empty() {
-                return Ok(read);
-            }
-            let Some(mut rest) = self.member.take().map(GzDecoder::into_inner) else { break };
-            let is_over = loop {
-                let bytes = rest.fill_buf()?;
-                let zeros = bytes.iter().take_while(|&&byte| byte == 0).count();
-                let (is_empty, is_padding) = (bytes.is_empty(), zeros == bytes.len());
-                rest.consume(zeros);
-                if is_empty || !is_padding {
-                    break is_empty;
-                }
-            };
-            self.member = (!is_over).then(|| GzDecoder::new(rest));
+    #[test]
+    fn utf_16_is_read_in_both_orders_and_all_else_as_it_is() {
+        let text = "#Fields: cs-uri\r\n/ä/😀\r\n".repeat(4_000);
+        for order in [u16::to_le_bytes, u16::to_be_bytes] {
+            let units = [0xfeff].into_iter().chain(text.encode_utf16());
+            let bytes: Vec<_> = units.flat_map(order).collect();
+            assert_eq!(read(bytes.clone()), text.as_bytes());
+            let mut gzipped = flate2::read::GzEncoder::new(&*bytes, flate2::Compression::fast());
+            let mut compressed = Vec::new();
+            gzipped.read_to_end(&mut compressed).expect("compresses");
+            assert_eq!(read(compressed), text.as_bytes());
         }
-        Ok(0)
+        for bytes in [&b""[..], b"a", b"\xef\xbb\xbfa", b"a\xff\xfe\0", b"\x80\x81\x82\x83\x84"] {
+            assert_eq!(read(bytes.to_vec()), bytes);
+        }
     }
-}
 
-/// An error of reading, of which the decoder's say that the data are damaged.
-fn explain(error: io::Error) -> io::Error {
-    match error.kind() {
-        io::ErrorKind::InvalidData | io::ErrorKind::InvalidInput | io::ErrorKind::UnexpectedEof => {
-            io::Error::new(error.kind(), format!("its gzip data is damaged or cut off ({error})"))
-        }
-        _ => error,
+    #[test]
+    fn an_archive_is_refused_with_what_reads_it() {
+        let refused = decompressed(&b"PK\x03\x04 and so on"[..]).err().expect("no text");
+        assert!(refused.to_string().contains("pipe it through `unzip -p`"), "{refused}");
     }
 }
