@@ -105,9 +105,10 @@ pub(crate) struct FormatArgs {
     /// be repeated.
     ///
     /// A field by its name in the format (`$http_x_tenant`, `%{X-Tenant}i`, a path in JSON, a
-    /// column of W3C; of an access log ip, user, time, request, status, size, referrer, agent or
-    /// host), or `path~EXPRESSION`, whose first group is the identifier:
-    /// `tenant=path~^/t/([^/]+)`.
+    /// column of W3C; of an access log ip, user, time, request, status, size, referrer, agent,
+    /// host, or forwarded, the addresses in quotes behind the agent), or `path~EXPRESSION`, whose
+    /// first group is the identifier: `tenant=path~^/t/([^/]+)`. Of a list of addresses, the first
+    /// is the client.
     #[arg(long = "identifier", value_name = "NAME=FIELD", value_parser = identifier)]
     pub(crate) identifiers: Vec<(String, Source)>,
 

@@ -15,6 +15,7 @@ mod lines;
 mod log_format;
 mod moment;
 mod parser;
+mod parts;
 mod request;
 mod source;
 mod w3c;
@@ -79,17 +80,21 @@ mod tests {
             let [name, expected] = words[..] else { panic!("{head}") };
             let mut detector = Detector::new(FormatArg::Auto, None, Rc::default());
             let (mut parser, mut read) = (None::<Parser>, Vec::new());
-            for (number, line) in (1..).zip(lines.lines().filter(|line| !line.is_empty())) {
-                let line = line.as_bytes();
+            let mut input = Lines::new(Box::new(lines.trim_end().as_bytes()));
+            while let Some(line) = input.next().expect("in memory") {
+                let bytes = line.bytes.expect("not too long");
+                // Of another stream.
+                if bytes.ends_with(b"a part") {
+                    continue;
+                }
                 if parser.is_none() {
-                    let looked = detector.look(Line { number, bytes: Some(line) });
-                    let Some((found, bad)) = looked.expect(head) else { continue };
+                    let Some((found, bad)) = detector.look(line).expect(head) else { continue };
                     assert!(bad.is_empty(), "{head}: {bad:?}");
                     if parser.insert(found).has_header() {
                         continue;
                     }
                 }
-                read.extend(parser.as_mut().expect("found").parse(line).expect(head));
+                read.extend(parser.as_mut().expect("found").parse(bytes).expect(head));
             }
             assert_eq!(parser.expect(head).name(), name);
             let [entry] = &read[..] else { panic!("{head}: {read:?}") };
@@ -127,6 +132,14 @@ mod tests {
                 "LogFormat \"%a %l %u %t \\\"%m %U %H\\\" %>s %b \\\"%{Referer}i\\\" \\\"%{User-Agent}i\\\" %{X-Tenant}i %T\" x",
                 "%{X-Tenant}i",
             ),
+            (
+                "%h %l %u [%{%d/%b/%Y:%T %z}t] \"%r\" %>s %b \"%{Referer}i\" \"%{User-Agent}i\" %{X-Tenant}i %{s}T",
+                "%{X-Tenant}i",
+            ),
+            (
+                "%h %l %u [%{end:%d/%b/%Y}t:%{%T}t %{%z}t] \"%r\" %>s %b \"%{Referer}i\" \"%{User-Agent}i\" %{X-Tenant}i %T",
+                "%{X-Tenant}i",
+            ),
             ("%h %^ %e [%x] \"%r\" %s %b \"%R\" \"%u\" %C %T", "%C"),
             ("%h %^ %e [%d:%t %^] \"%r\" %s %b \"%R\" \"%u\" %C %T", "%C"),
         ] {
@@ -148,6 +161,89 @@ mod tests {
                 assert!(parser.parse(&line.as_bytes()[..end]).is_ok(), "{format}");
             }
             assert!(parser.parse(&line.as_bytes()[..40]).is_err(), "{format}");
+        }
+    }
+
+    #[test]
+    fn a_time_in_a_form_of_its_own_and_a_query_in_a_field_of_its_own_are_read() {
+        for (format, line, at) in [
+            ("%h %{sec}t %m %U%q", "192.0.2.7 1431857103 GET /a?b", "03Z"),
+            ("%h %{usec}t %m %U%q", "192.0.2.7 1431857103250000 GET /a?b", "03.250000Z"),
+            (
+                "%h %{sec}t.%{usec_frac}t %m %U%q",
+                "192.0.2.7 1431857103.000250 GET /a",
+                "03.000250Z",
+            ),
+            (
+                "%h %{%F %T}t.%{msec_frac}t %m %U%q",
+                "192.0.2.7 2015-05-17 10:05:03.250 GET /a?b",
+                "03.250000Z",
+            ),
+            (
+                "%h [%{%d/%m/%y %H.%M.%S %z}t] %m %U%q",
+                "192.0.2.7 [17/05/15 12.05.03 +0200] GET /a",
+                "03Z",
+            ),
+            ("%h %{%s}t %m %U", "192.0.2.7 1431857103 GET /a", "03Z"),
+            (
+                "$remote_addr $time_iso8601 $request_method $uri$is_args$args",
+                "192.0.2.7 2015-05-17T10:05:03+00:00 GET /a?b",
+                "03Z",
+            ),
+            (
+                "$remote_addr $time_iso8601 $request_method \"${uri}${is_args}${query_string}\"",
+                "192.0.2.7 2015-05-17T10:05:03+00:00 GET \"/a?b=\"",
+                "03Z",
+            ),
+        ] {
+            let own = OwnFormat::Text(LogFormat::parse(format).expect(format));
+            let options = Rc::new(LogOptions::default());
+            let mut parser = Parser::own(&own, line.as_bytes(), &options).ok().expect(format);
+            let entry = parser.parse(line.as_bytes()).expect(format).expect("a request");
+            assert_eq!(crate::text::time(entry.at), format!("2015-05-17T10:05:{at}"), "{format}");
+            assert_eq!(entry.caller.identifier("path"), Some("/a"), "{format}");
+            let wrong = line.replace(['5', '0'], "x");
+            assert!(parser.parse(wrong.as_bytes()).is_err(), "{format}");
+        }
+    }
+
+    #[test]
+    fn what_the_lines_of_an_access_log_leave_open_is_told_with_the_option() {
+        let line =
+            "192.0.2.7 - - [17/May/2015:10:05:03 +0000] \"GET / HTTP/1.1\" 200 5 \"-\" \"curl/8\"";
+        let forwarded = ["--identifier ip=forwarded"];
+        let two = ["--log-format"];
+        for (end, due) in [
+            ("", &[][..]),
+            (" \"-\"", &[]),
+            (" \"203.0.113.9\"", &forwarded),
+            (" \"203.0.113.9, 2001:db8::1\"", &forwarded),
+            (" \"text/html\"", &[]),
+            (" 0.250", &[]),
+            (" 415 0.250", &[]),
+            (" 0.250 0.248", &two),
+            (" \"203.0.113.9\" 0.250 0.248", &["--identifier ip=forwarded", "--log-format"]),
+        ] {
+            let line = format!("{line}{end}");
+            let options = Rc::new(LogOptions::default());
+            let found = Parser::find(FormatArg::Auto, line.as_bytes(), &options);
+            let mut parser = found.expect("no option").expect("an access log");
+            assert!(parser.parse(line.as_bytes()).is_ok_and(|entry| entry.is_some()), "{line}");
+            let hints = parser.hints();
+            assert_eq!(hints.len(), due.len(), "{line}: {hints:?}");
+            assert!(hints.iter().zip(due).all(|(hint, due)| hint.contains(due)), "{hints:?}");
+        }
+        // The option answers it; a client that no proxy has forwarded is the first field.
+        let asked = ("ip".to_owned(), Source::Field("forwarded".to_owned()));
+        let options = LogOptions { identifiers: vec![asked], ..LogOptions::default() };
+        for (end, client) in [("203.0.113.9, 10.0.0.1", "203.0.113.9"), ("-", "192.0.2.7")] {
+            let line = format!("{line} \"{end}\"");
+            let found = Parser::find(FormatArg::Auto, line.as_bytes(), &Rc::new(options.clone()));
+            let mut parser = found.expect("such a field").expect("an access log");
+            let entry = parser.parse(line.as_bytes()).expect("right").expect("a request");
+            assert_eq!(entry.caller.identifier("ip"), Some(client), "{end}");
+            assert_eq!(entry.caller.bare.as_deref(), Some(client), "{end}");
+            assert!(parser.hints().is_empty());
         }
     }
 

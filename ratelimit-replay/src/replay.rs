@@ -55,6 +55,8 @@ pub struct ReplayOutcome {
     pub format: Option<String>,
     /// How far the inputs were out of order.
     pub order: Order,
+    /// What the lines of the input leave open, and the options that tell it.
+    pub hints: Vec<String>,
     /// What ended the replay before it had decided the whole input.
     pub ended: Result<(), Failure>,
     /// Why keys were left behind that were to be reset; empty if the store had failed before.
@@ -77,7 +79,7 @@ impl<S: Store<AnyAlgorithm>> Replay<'_, S> {
         for (counts, needs) in this.tally.limits.iter_mut().zip(needs) {
             counts.needs = Some(needs);
         }
-        let (format, order) = (requests.format(), requests.order());
+        let (format, order, hints) = (requests.format(), requests.order(), requests.hints());
         let trouble = &requests.trouble;
         (this.tally.bad_lines, this.tally.refused_operations) =
             (trouble.bad_lines, trouble.refused);
@@ -122,7 +124,7 @@ impl<S: Store<AnyAlgorithm>> Replay<'_, S> {
         }
         let comparison = other.map(|other| Comparison { tally: other.tally, ..comparison });
         let tally = this.tally;
-        ReplayOutcome { tally, format, order, ended, left_behind, is_void, comparison }
+        ReplayOutcome { tally, format, order, hints, ended, left_behind, is_void, comparison }
     }
 
     /// Decides all requests, one after the other.

@@ -91,8 +91,8 @@ pub(super) fn run(args: &ReplayArgs) -> Result<u8, Failure> {
         )
     });
     let fine = outcome.order.is_in_seconds.then(|| suggest::finer_than_a_second(&limits)).flatten();
-    let notes =
-        [outcome.order.note(), fine, note, other_note, left].into_iter().flatten().collect();
+    let notes = [outcome.order.note(), fine, note, other_note, left].into_iter().flatten();
+    let notes = notes.chain(outcome.hints.clone()).collect();
     finish(args, &url, (outcome, elapsed), notes, report)
 }
 

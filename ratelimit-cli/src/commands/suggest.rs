@@ -88,6 +88,7 @@ pub(super) fn run(args: &SuggestArgs) -> Result<u8, Failure> {
             format!("--target allows to deny none of {callers}; raise it to leave some out")
         });
         let notes = second.order.note().into_iter().chain(fine).chain(none).chain(left_out);
+        let notes = notes.chain(second.hints);
         let notes = notes.fold(String::new(), |text, note| text + "note: " + &note + "\n\n");
         let out = if args.json {
             // Standard output has a line per limit.

@@ -101,7 +101,7 @@ fn an_input_without_a_request_exits_with_2_and_says_what_is_wrong_and_names_the_
         ("at_us;key\n5;k\n", &[], "line 1: is a header separated by semicolons"),
         ("at_us,ip,ip\n", &[], "line 1: the header names \"ip\" twice"),
         (&"x\n".repeat(999), &[], "the client is not to be seen"),
-        (&"{\n".repeat(999), &[], "… and 979 bad lines more"),
+        (&"{,\n".repeat(999), &[], "… and 979 bad lines more"),
         (&"x\n".repeat(5_000), &[], "none of its first 1,000 lines is a request: its format"),
         (GOOD, &["--format", "combined"], "no line of it is a request as combined"),
         (LOG, &["--format", "jsonl"], "or name its format with --format"),

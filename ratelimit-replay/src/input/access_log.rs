@@ -15,13 +15,13 @@ use super::address::address;
 use super::entry::BadLine;
 use super::found::{Found, LogOptions, Role, Source, UnitArg};
 use super::request::host_name;
-use crate::text::quote;
+use crate::text::{decimal, quote};
 
 const EXPECTED: &str = "expected `ADDRESS - USER [TIME] \"REQUEST\" STATUS …`";
 
 /// The fields of a line, by the names under which an identifier may ask for one.
-const NAMES: [&str; 9] =
-    ["ip", "user", "time", "request", "status", "size", "referrer", "agent", "host"];
+const NAMES: [&str; 10] =
+    ["ip", "user", "time", "request", "status", "size", "referrer", "agent", "host", "forwarded"];
 
 /// Reads an access log.
 pub(crate) struct AccessLog {
@@ -32,6 +32,10 @@ pub(crate) struct AccessLog {
     /// Whether a line began with a virtual host, or with a list of addresses.
     pub(crate) has_hosts: bool,
     pub(crate) has_lists: bool,
+    /// Whether a line had the addresses that proxies forward, behind the agent.
+    pub(crate) has_forwarded: bool,
+    /// Whether a line ended with two numbers that may be durations.
+    pub(crate) has_two_durations: bool,
 }
 
 impl AccessLog {
@@ -48,7 +52,9 @@ impl AccessLog {
             })?;
             wanted.push((place, found));
         }
-        Ok(Self { wanted, lacks_unit: false, has_hosts: false, has_lists: false })
+        let (has_hosts, has_lists, has_forwarded) = (false, false, false);
+        let (lacks_unit, has_two_durations) = (false, false);
+        Ok(Self { wanted, lacks_unit, has_hosts, has_lists, has_forwarded, has_two_durations })
     }
 
     pub(super) fn find<'l>(
@@ -62,6 +68,7 @@ impl AccessLog {
         })?;
         self.has_hosts |= fields.host.is_some();
         self.has_lists |= fields.client.contains(&b',');
+        self.has_forwarded = self.has_forwarded || forwarded(fields.rest).is_some();
         let mut found = Found::default();
         let mut set = |role, bytes| found.set(role, String::from_utf8_lossy(bytes));
         set(Role::Client, fields.client);
@@ -80,6 +87,8 @@ impl AccessLog {
                 None if is_number => self.lacks_unit = true,
                 None => found.set(Role::Duration(UnitArg::S), number.into()),
             }
+            self.has_two_durations |= found.duration_us.is_some()
+                && [Some(number), before_last(fields.rest)].into_iter().all(is_decimal);
         }
         for (place, name) in &self.wanted {
             let size = || fields.rest.split(|&b| b == b' ').next();
@@ -92,6 +101,7 @@ impl AccessLog {
                 "size" => size(),
                 "referrer" => quoted(fields.rest, 1),
                 "agent" => quoted(fields.rest, 2),
+                "forwarded" => forwarded(fields.rest),
                 _ => fields.host,
             };
             let value = value.map(String::from_utf8_lossy);
@@ -238,6 +248,25 @@ fn quoted(rest: &[u8], number: usize) -> Option<&[u8]> {
         (field, rest) = until_quote(rest.trim_ascii_start().strip_prefix(b"\"")?)?;
     }
     Some(field)
+}
+
+/// The addresses that stand in quotes behind the agent, as of `$http_x_forwarded_for` in the format
+/// that nginx is packaged with.
+fn forwarded(rest: &[u8]) -> Option<&[u8]> {
+    let list = quoted(rest, 3)?;
+    let is_address = |member: &[u8]| is_known(member.trim_ascii());
+    list.split(|&b| b == b',').all(is_address).then_some(list)
+}
+
+/// The field before the last one.
+fn before_last(rest: &[u8]) -> Option<&str> {
+    let mut fields = rest.trim_ascii_end().rsplit(|&b| b == b' ').skip(1);
+    str::from_utf8(fields.next()?).ok()
+}
+
+/// Whether a field is a number with decimals.
+fn is_decimal(field: Option<&str>) -> bool {
+    field.and_then(decimal).is_some_and(|(_, decimals)| decimals.is_some())
 }
 
 /// The last of the fields after the size, unless it stands in quotes.

@@ -41,7 +41,15 @@ struct Shipped<'l> {
     #[serde(borrow)]
     log: Option<Cow<'l, str>>,
     #[serde(borrow, rename = "MESSAGE")]
-    message: Option<Cow<'l, str>>,
+    message: Option<Message<'l>>,
+}
+
+/// A message of journald's, which is an array of bytes if it has others than printable ones.
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum Message<'l> {
+    Text(#[serde(borrow)] Cow<'l, str>),
+    Bytes(Vec<u8>),
 }
 
 impl Envelope {
@@ -59,10 +67,12 @@ impl Envelope {
                 }
                 let shipped: Shipped<'_> = serde_json::from_slice(line).ok()?;
                 let is_docker = self == Self::DockerJson;
-                let inner = if is_docker { shipped.log } else { shipped.message }?;
-                return Some(match inner {
-                    Cow::Borrowed(text) => Cow::Borrowed(text.trim_end().as_bytes()),
-                    Cow::Owned(text) => Cow::Owned(text.trim_end().as_bytes().to_vec()),
+                let inner =
+                    if is_docker { shipped.log.map(Message::Text) } else { shipped.message };
+                return Some(match inner? {
+                    Message::Text(Cow::Borrowed(text)) => Cow::Borrowed(text.trim_end().as_bytes()),
+                    Message::Text(text) => Cow::Owned(text.trim_end().as_bytes().to_vec()),
+                    Message::Bytes(bytes) => Cow::Owned(bytes.trim_ascii_end().to_vec()),
                 });
             }
             Self::Cri => &CRI,
@@ -100,7 +110,10 @@ static SYSLOG_5424: Prefix = LazyLock::new(|| {
 });
 static SYSLOG: Prefix = LazyLock::new(|| {
     let time = r"(?:[A-Z][a-z]{2} [ \d]\d (?:\d{4} )?\d\d:\d\d:\d\d|\d{4}-\d\d-\d\dT\S+)";
-    Regex::new(&format!(r"(?-u)^(?:<\d{{1,3}}>)?{time} \S+ [^\s:\[]+(?:\[\d*\])?: ")).ok()
+    // nginx may leave out its host.
+    let no_host = r"[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d";
+    let tag = r"[^\s:\[]+(?:\[\d*\])?: ";
+    Regex::new(&format!(r"(?-u)^(?:<\d{{1,3}}>)?(?:{time} \S+|{no_host}) {tag}")).ok()
 });
 static COMPOSE: Prefix = LazyLock::new(|| Regex::new(r"(?-u)^[A-Za-z0-9][\w.-]* +\| ").ok());
 static TIMESTAMP: Prefix = LazyLock::new(|| {
@@ -123,6 +136,7 @@ mod tests {
             (Envelope::Cri, "2016-10-06T00:17:09.669794202+02:00 stderr P ", ""),
             (Envelope::Syslog, "Jul 18 11:07:07 web1 nginx[1]: ", ""),
             (Envelope::Syslog, "<134>Jul  8 11:07:07 web1 nginx: ", ""),
+            (Envelope::Syslog, "<190>Jul  8 11:07:07 nginx: ", ""),
             (Envelope::Syslog, "2024-07-18T11:07:07.12+00:00 web1 docker/web[17]: ", ""),
             (Envelope::Syslog5424, "<134>1 2024-07-18T11:07:07Z web1 nginx 7 - - ", ""),
             (
@@ -139,6 +153,11 @@ mod tests {
             let inner = envelope.open(shipped.as_bytes()).expect("an envelope");
             assert_eq!(inner, line.as_bytes(), "{shipped}");
         }
+        let bytes = line.bytes().map(|byte| byte.to_string()).collect::<Vec<_>>().join(",");
+        let shipped = format!("{{\"MESSAGE\":[{bytes},10],\"_PID\":\"7\"}}");
+        assert_eq!(Envelope::find(shipped.as_bytes()), Some(Envelope::JournalJson));
+        let inner = Envelope::JournalJson.open(shipped.as_bytes()).expect("an envelope");
+        assert_eq!(inner, line.as_bytes());
         for bare in [line, "{\"at_us\": 5}", "a | b", "", "example.org | x"] {
             let is_compose = bare.contains(" | ");
             assert_eq!(Envelope::find(bare.as_bytes()).is_some(), is_compose, "{bare}");

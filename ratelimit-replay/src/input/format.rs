@@ -15,6 +15,9 @@ use crate::named::Named as _;
 /// The number of lines after which the format counts as unknown.
 pub(crate) const LINES: u64 = 1_000;
 
+/// How many directives are kept until one names the fields.
+const DIRECTIVES: usize = 16;
+
 /// The bad lines before the line that decided the format, each with its number.
 type BadLines = Vec<(u64, BadLine)>;
 
@@ -29,6 +32,8 @@ pub(crate) struct Detector {
     pub(crate) first: Option<Box<[u8]>>,
     /// The format that the lines so far resemble.
     likely: FormatArg,
+    /// The directives above the one that names the fields.
+    directives: Vec<Vec<u8>>,
     /// The bad lines so far, each with the format that it resembles. Those behind the first
     /// [`NAMED_BAD_LINES`] are only counted, so their bytes are not kept.
     bad: Vec<(u64, Option<Vec<u8>>, FormatArg)>,
@@ -37,7 +42,7 @@ pub(crate) struct Detector {
 impl Detector {
     pub(crate) fn new(format: FormatArg, own: Option<OwnFormat>, options: Rc<LogOptions>) -> Self {
         let likely = if format == FormatArg::Auto { FormatArg::Combined } else { format };
-        Self { format, own, options, first: None, likely, bad: Vec::new() }
+        Self { format, own, options, first: None, likely, directives: Vec::new(), bad: Vec::new() }
     }
 
     /// Examines a line that is not blank: the parser of its format, and the bad lines before it. A
@@ -70,8 +75,10 @@ impl Detector {
             None
         };
         let Some(mut parser) = found else {
-            // The lines above the one that names the fields.
             if w3c::is_directive(bytes) && !is_csv {
+                if self.directives.len() < DIRECTIVES {
+                    self.directives.push(kept_line(bytes).into());
+                }
                 return Ok(None);
             }
             if is_auto && bytes.trim_ascii_start().starts_with(b"{") {
@@ -84,6 +91,9 @@ impl Detector {
             self.bad.push((line.number, kept.map(<[u8]>::to_vec), self.likely));
             return Ok(None);
         };
+        for directive in self.directives.drain(..) {
+            parser.directive(&directive)?;
+        }
         let before = self.before(Some(&mut parser));
         Ok(Some((parser, before)))
     }

@@ -145,6 +145,26 @@ impl<'l> Found<'l> {
         place.get_or_insert(text);
     }
 
+    /// Decodes `#22`, as `HAProxy` writes a quote and other characters of a request.
+    pub(super) fn decode_request(&mut self) {
+        let Some(request) = self.request.as_deref().filter(|text| text.contains('#')) else {
+            return;
+        };
+        let mut parts = request.split('#');
+        let mut bytes = parts.next().unwrap_or_default().as_bytes().to_vec();
+        for part in parts {
+            let byte = part.get(..2).and_then(|hex| u8::from_str_radix(hex, 16).ok());
+            match byte {
+                Some(byte) => {
+                    bytes.push(byte);
+                    bytes.extend(&part.as_bytes()[2..]);
+                }
+                None => bytes.extend([b"#", part.as_bytes()].concat()),
+            }
+        }
+        self.request = Some(Cow::Owned(String::from_utf8_lossy(&bytes).into_owned()));
+    }
+
     /// Whether an address stands where the client does.
     pub(super) fn check_client(&self) -> Result<(), BadLine> {
         let client = self.client.as_deref().or(self.forwarded.as_deref());
@@ -225,8 +245,10 @@ impl<'l> Found<'l> {
                     .and_then(|(_, path)| expression.captures(path)?.get(1))
                     .map(|part| part.as_str().to_owned()),
             };
-            named.retain(|(known, _)| known != name);
+            // A line that does not have it keeps what the format says, as of a client that no proxy
+            // has forwarded.
             if let Some(value) = value {
+                named.retain(|(known, _)| known != name);
                 let value = if name == "ip" { client(&value, options.ipv6_prefix) } else { value };
                 named.push((name.clone().into(), value));
             }

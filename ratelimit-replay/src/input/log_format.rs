@@ -7,6 +7,7 @@
 use std::borrow::Cow;
 use std::fmt::Write as _;
 
+use chrono::{DateTime, NaiveDateTime};
 use regex::bytes::{CaptureLocations, Regex, RegexBuilder};
 
 use super::entry::BadLine;
@@ -25,21 +26,34 @@ enum Part {
 pub struct LogFormat {
     parts: Vec<Part>,
     line_time: LineTimeArg,
+    /// Whether a quote within quotes stands as it is.
+    has_bare_quotes: bool,
+    /// The form of the time, if the format has one of its own.
+    time_form: Option<String>,
 }
 
 impl LogFormat {
     /// The format that a string of nginx, Apache or goaccess describes.
     pub fn parse(text: &str) -> Result<Self, String> {
         let text = in_quotes(text);
-        let is_goaccess = ["%^", "%d", "%x", "%~"].iter().any(|sign| text.contains(sign));
+        // The form of a time is no part of the format itself.
+        let mut outer = text.split("%{");
+        let first = outer.next().unwrap_or_default().to_owned();
+        let outer =
+            first + &outer.filter_map(|part| Some(part.split_once('}')?.1)).collect::<String>();
+        let is_goaccess = ["%^", "%d", "%x", "%~"].iter().any(|sign| outer.contains(sign));
+        let mut time_form = None;
         let (parts, line_time) = if text.contains('$') {
             (nginx(&text)?, LineTimeArg::End)
         } else if is_goaccess {
             (goaccess(&text)?, LineTimeArg::Arrival)
         } else {
-            (apache(&text)?, LineTimeArg::Arrival)
+            let ends = text.contains("%{end:");
+            let line_time = if ends { LineTimeArg::End } else { LineTimeArg::Arrival };
+            (with_one_time(apache(&text)?, &mut time_form), line_time)
         };
-        let format = Self { parts: joined(parts), line_time };
+        let parts = joined(parts);
+        let format = Self { parts, line_time, has_bare_quotes: false, time_form };
         format.check()?;
         Ok(format)
     }
@@ -47,6 +61,11 @@ impl LogFormat {
     /// The same, with another time of a line.
     pub(super) fn at(self, line_time: LineTimeArg) -> Self {
         Self { line_time, ..self }
+    }
+
+    /// The same of lines in which a quote within quotes stands as it is, as Envoy writes it.
+    pub(super) fn with_bare_quotes(self) -> Self {
+        Self { has_bare_quotes: true, ..self }
     }
 
     fn check(&self) -> Result<(), String> {
@@ -115,7 +134,13 @@ impl LogFormat {
                         _ => String::new(),
                     };
                     let (before, after) = (text(before), text(self.parts.get(place + 1)));
-                    let shape = if before.ends_with('"') && after.starts_with('"') {
+                    let is_quoted = before.ends_with('"') && after.starts_with('"');
+                    let shape = if is_quoted && self.has_bare_quotes && *role == Role::Request {
+                        // Its protocol ends it.
+                        r#"\S+ .*? HTTP/[\d.]+|[^"]*"#
+                    } else if is_quoted && self.has_bare_quotes {
+                        ".*?"
+                    } else if is_quoted {
                         r#"(?:[^"\\]|\\.)*"#
                     } else if before.ends_with('[') && after.starts_with(']') {
                         r"[^\]]*"
@@ -160,7 +185,8 @@ impl LogFormat {
         let expression = RegexBuilder::new(&self.expression(false)).size_limit(1 << 24).build();
         let expression = expression.map_err(|error| format!("it is too long: {error}"))?;
         let groups = expression.capture_locations();
-        Ok(FormattedLog { expression, groups, roles, wanted, line_time: self.line_time })
+        let (line_time, time_form) = (self.line_time, self.time_form.clone());
+        Ok(FormattedLog { expression, groups, roles, wanted, line_time, time_form })
     }
 }
 
@@ -173,6 +199,7 @@ pub(crate) struct FormattedLog {
     /// Identifiers that the user asks for, with their groups.
     wanted: Vec<(usize, usize)>,
     pub(super) line_time: LineTimeArg,
+    time_form: Option<String>,
 }
 
 impl FormattedLog {
@@ -190,6 +217,11 @@ impl FormattedLog {
             if *role != Role::Other
                 && let Some(text) = group(place)
             {
+                let form = self.time_form.as_ref().filter(|_| *role == Role::Time);
+                let text = match form {
+                    Some(form) => Cow::Owned(in_form(&text, form)?),
+                    None => text,
+                };
                 found.set(*role, text);
             }
         }
@@ -246,8 +278,17 @@ fn nginx(text: &str) -> Result<Vec<Part>, String> {
         if name.is_empty() || !name.chars().all(is_name) {
             return Err(format!("no name follows the $ before {}", quote(after, 20)));
         }
-        parts.push(field(format!("${name}"), variable(name)));
+        let role = variable(name);
+        parts.push(field(format!("${name}"), role));
         rest = behind;
+        if role == Role::Target {
+            // A query belongs to it.
+            for more in
+                ["$is_args", "${is_args}", "$args", "${args}", "$query_string", "${query_string}"]
+            {
+                rest = rest.strip_prefix(more).unwrap_or(rest);
+            }
+        }
     }
     parts.push(Part::Text(rest.to_owned()));
     Ok(parts)
@@ -314,6 +355,10 @@ fn apache(text: &str) -> Result<Vec<Part>, String> {
             ("t", _) => Role::Time,
             _ => Role::Other,
         };
+        if role == Role::Target {
+            // A query belongs to it.
+            rest = rest.strip_prefix("%q").unwrap_or(rest);
+        }
         let has_brackets = directive == "t" && argument.is_empty();
         let bracket =
             |bracket: &str| Part::Text(if has_brackets { bracket } else { "" }.to_owned());
@@ -321,6 +366,57 @@ fn apache(text: &str) -> Result<Vec<Part>, String> {
     }
     parts.push(Part::Text(rest.to_owned()));
     Ok(parts)
+}
+
+/// The parts with all `%{…}t` as one field, from the first to the last of them, and the form that
+/// they have together: `%{%d/%b/%Y:%T}t.%{msec_frac}t %{%z}t`. The plain forms of Apache are known.
+fn with_one_time(parts: Vec<Part>, form: &mut Option<String>) -> Vec<Part> {
+    let argument = |part: &Part| match part {
+        Part::Field { name, role: Role::Time } => {
+            Some(name.strip_prefix("%{")?.strip_suffix("}t")?.to_owned())
+        }
+        _ => None,
+    };
+    let place = |part: Option<usize>| part.unwrap_or(0);
+    let first = place(parts.iter().position(|part| argument(part).is_some()));
+    let last = place(parts.iter().rposition(|part| argument(part).is_some()));
+    let is_time = |part: &Part| argument(part).is_some() || matches!(part, Part::Text(_));
+    let times = &parts[first..parts.len().min(last + 1)];
+    if times.is_empty() || argument(&times[0]).is_none() || !times.iter().all(is_time) {
+        return parts;
+    }
+    let of_part = |part: &Part| match (argument(part), part) {
+        (Some(name), _) => {
+            let bare = name.strip_prefix("begin:").or_else(|| name.strip_prefix("end:"));
+            match bare.unwrap_or(&name) {
+                "sec" => "%s".to_owned(),
+                "msec" | "usec" => String::new(),
+                "msec_frac" => "%3f".to_owned(),
+                "usec_frac" => "%6f".to_owned(),
+                form => form.to_owned(),
+            }
+        }
+        (None, Part::Text(text)) => text.replace('%', "%%"),
+        (None, Part::Field { .. }) => String::new(),
+    };
+    let all: String = times.iter().map(of_part).collect();
+    // A number since 1970 alone tells its unit by its digits.
+    *form = Some(all).filter(|all| !all.is_empty() && all != "%s");
+    let name = times.iter().filter_map(argument).map(|name| format!("%{{{name}}}t"));
+    let name = name.collect::<String>();
+    let (before, after) = (parts[..first].to_vec(), parts[last + 1..].to_vec());
+    [before, vec![field(name, Role::Time)], after].concat()
+}
+
+/// A time in a form of its own, as one that logs write.
+fn in_form(text: &str, form: &str) -> Result<String, BadLine> {
+    let zoned = DateTime::parse_from_str(text, form).map(|time| time.timestamp_micros());
+    let utc =
+        || NaiveDateTime::parse_from_str(text, form).map(|time| time.and_utc().timestamp_micros());
+    let us = zoned.or_else(|_| utc()).map_err(|_| {
+        format!("the time is {}, expected one in the form {}", quote(text, 40), quote(form, 60))
+    })?;
+    Ok(format!("{}.{:06}", us.div_euclid(1_000_000), us.rem_euclid(1_000_000)))
 }
 
 /// `%h`, `%d`, `%^` of goaccess.

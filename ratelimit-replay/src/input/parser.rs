@@ -225,7 +225,10 @@ static KNOWN: LazyLock<Vec<(FormatArg, OwnFormat, Option<Regex>)>> = LazyLock::n
     let known = |(format, line_time, how): &(FormatArg, LineTimeArg, How)| {
         Some(match how {
             Text(text) => {
-                let own = LogFormat::parse(text).ok()?.at(*line_time);
+                let mut own = LogFormat::parse(text).ok()?.at(*line_time);
+                if *format == FormatArg::Envoy {
+                    own = own.with_bare_quotes();
+                }
                 let whole = own.whole_line()?;
                 (*format, OwnFormat::Text(own), Some(whole))
             }
@@ -389,10 +392,13 @@ impl Parser {
                 None => return Ok(None),
             },
             Reader::Formatted(log) => {
-                let found = log.find(inner)?;
+                let mut found = log.find(inner)?;
                 // Each word fits somewhere; an address stands in its own place.
                 if self.format != FormatArg::Auto {
                     found.check_client()?;
+                }
+                if self.format == FormatArg::Haproxy {
+                    found.decode_request();
                 }
                 (found, log.line_time)
             }
@@ -404,6 +410,31 @@ impl Parser {
             }
         };
         found.entry(&mut self.moments, &self.options, line_time).map(Some)
+    }
+
+    /// Heeds a directive that stands above its lines.
+    pub(super) fn directive(&mut self, line: &[u8]) -> Result<(), BadLine> {
+        match &mut self.reader {
+            Reader::W3c(log) => log.directive(line),
+            _ => Ok(()),
+        }
+    }
+
+    /// What its lines leave open, and the option that tells it.
+    pub(crate) fn hints(&self) -> Vec<String> {
+        let Reader::AccessLog(log) = &self.reader else { return Vec::new() };
+        let names_client = self.options.identifiers.iter().any(|(name, _)| name == "ip");
+        let forwarded = (log.has_forwarded && !names_client).then_some(
+            "the lines have the addresses that proxies forward behind the agent, and the client is the first field, \
+             which then is a proxy; count by the client with --identifier ip=forwarded",
+        );
+        let two = log.has_two_durations.then_some(
+            "the lines end with two numbers that may be durations, and the last one counts as how long the request took; \
+             if it is the other, tell the format, such as --log-format '$remote_addr - $remote_user [$time_local] \
+             \"$request\" $status $body_bytes_sent \"$http_referer\" \"$http_user_agent\" $request_time \
+             $upstream_response_time'",
+        );
+        forwarded.into_iter().chain(two).map(str::to_owned).collect()
     }
 
     /// Why a line above the first request is none.

@@ -6,6 +6,7 @@ use super::found::{Found, LogOptions, Role, Source, UnitArg};
 use crate::text::quote;
 
 const FIELDS: &[u8] = b"#Fields:";
+const DATE: &[u8] = b"#Date:";
 
 /// Reads the lines below a header.
 pub(crate) struct W3c {
@@ -15,6 +16,8 @@ pub(crate) struct W3c {
     wanted: Vec<(usize, usize)>,
     /// The names of those, by their place among all.
     asked: Vec<(usize, String)>,
+    /// The day of the last `#Date:`, which lines without a date are of.
+    day: Option<String>,
 }
 
 /// Whether a line is a directive, and no request.
@@ -36,17 +39,26 @@ impl W3c {
             Source::InPath(_) => None,
         });
         let (names, roles, wanted) = (Vec::new(), Vec::new(), Vec::new());
-        let mut reader = Self { names, roles, wanted, asked: asked.collect() };
+        let mut reader = Self { names, roles, wanted, asked: asked.collect(), day: None };
         reader.directive(line)?;
         Ok(Some(reader))
     }
 
     /// Heeds a directive: a server writes the fields anew with every start.
     pub(super) fn directive(&mut self, line: &[u8]) -> Result<(), BadLine> {
+        if let Some(date) = line.strip_prefix(DATE) {
+            let date = String::from_utf8_lossy(date);
+            self.day = date.split_ascii_whitespace().next().map(str::to_owned);
+        }
         let Some(fields) = line.strip_prefix(FIELDS) else { return Ok(()) };
         let fields = String::from_utf8_lossy(fields);
         self.names = fields.split_ascii_whitespace().map(str::to_owned).collect();
         self.roles = self.names.iter().map(|name| role(name)).collect();
+        // CloudFront's own name is no news beside the one that the client asked for.
+        if self.names.iter().any(|name| name == "x-host-header") {
+            let own = self.names.iter().position(|name| name == "cs(Host)");
+            own.into_iter().for_each(|place| self.roles[place] = Role::Other);
+        }
         self.wanted.clear();
         for (place, name) in &self.asked {
             let column = self.names.iter().position(|known| known == name).ok_or_else(|| {
@@ -71,6 +83,9 @@ impl W3c {
         let mut request = Found::default();
         for (role, cell) in self.roles.iter().zip(&cells) {
             request.set(*role, text(cell));
+        }
+        if let Some(day) = self.day.as_ref().filter(|_| !self.roles.contains(&Role::Date)) {
+            request.set(Role::Date, day.clone().into());
         }
         let wanted = self.wanted.iter();
         request.identifiers =

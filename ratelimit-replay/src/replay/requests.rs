@@ -5,7 +5,7 @@
 //! here, within a window of time. A trace is decided in the order of its lines: it says what a
 //! store is asked, and a clock may go back.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::rc::Rc;
 
@@ -248,6 +248,13 @@ impl ReplayedRequests {
     /// The format of the inputs, as far as they are known: of the first that has one.
     pub fn format(&self) -> Option<String> {
         self.inputs.iter().find_map(|input| input.parser.as_ref()).map(Parser::name)
+    }
+
+    /// What the lines of the inputs leave open, and the options that tell it.
+    pub(super) fn hints(&self) -> Vec<String> {
+        let parsers = self.inputs.iter().filter_map(|input| input.parser.as_ref());
+        let hints: BTreeSet<_> = parsers.flat_map(Parser::hints).collect();
+        hints.into_iter().collect()
     }
 
     pub(super) fn order(&self) -> Order {
