@@ -8,9 +8,8 @@ use ratatui::Frame;
 use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
 use ratatui::layout::{Constraint, Layout, Rect};
 use ratatui::style::{Color, Modifier, Style};
-use ratatui::text::{Line, Text};
+use ratatui::text::{Line, Span, Text};
 use ratatui::widgets::{Cell, Paragraph, Row as Cells, Table, Wrap};
-use unicode_width::UnicodeWidthStr as _;
 
 use super::{COLUMNS, Row, shown_columns};
 use ratelimit_replay::failure::Failure;
@@ -170,7 +169,7 @@ impl Screen {
         let status = self.status();
         let lines = |text: &str| {
             // A line that wraps between words may need one more.
-            let of_line = |line: &str| match line.width().div_ceil(usize::from(width.max(1))) {
+            let of_line = |line: &str| match width_of(line).div_ceil(usize::from(width.max(1))) {
                 0 | 1 => 1,
                 several => several + 1,
             };
@@ -240,10 +239,10 @@ impl Screen {
         });
         let header: Vec<_> = header.collect();
         let widths = (0..COLUMNS.len()).filter(|place| shown[*place]).map(|place| {
-            let cells = cells.iter().map(|cells| cells[place].width());
+            let cells = cells.iter().map(|cells| width_of(&cells[place]));
             // So that the columns stay in their places while a wait passes.
-            let least = if place == WAIT { "59 min 59 s".width() } else { 0 };
-            let width = cells.chain([header[place].width(), least]).max().unwrap_or(0);
+            let least = if place == WAIT { width_of("59 min 59 s") } else { 0 };
+            let width = cells.chain([width_of(&header[place]), least]).max().unwrap_or(0);
             let width = u16::try_from(width).unwrap_or(u16::MAX);
             if place == CALLER { Constraint::Fill(1) } else { Constraint::Length(width) }
         });
@@ -262,6 +261,11 @@ impl Screen {
         frame.render_widget(table, area);
         (self.above, self.page) = (above, page);
     }
+}
+
+/// How many columns of a terminal a text takes.
+fn width_of(text: &str) -> usize {
+    Span::raw(text).width()
 }
 
 fn is_name(place: usize) -> bool {
