@@ -184,16 +184,19 @@ fn with_capacity(algorithm: &AnyAlgorithm, capacity: u64) -> Option<AnyAlgorithm
     words.join(" ").parse().ok()
 }
 
-/// The limits that recover in full within a second, so that a log in whole seconds tells too little
-/// of them.
-pub fn finer_than_a_second(limits: &Limits<AnyAlgorithm>) -> Option<String> {
+/// Whether a limit recovers in full within a second, so that a log in whole seconds tells too
+/// little of it.
+pub fn is_finer_than_a_second(limit: &Limit<AnyAlgorithm>) -> bool {
     let at = Timestamp::saturating_from_us(1 << 50);
-    let is_finer = |limit: &&Limit<AnyAlgorithm>| {
-        let algorithm = limit.algorithm();
-        let full = algorithm.step(None, at, algorithm.capacity());
-        !algorithm.has_leases() && full.decision.reset_after_us < 1_000_000
-    };
-    let names: Vec<_> = limits.iter().filter(is_finer).map(Limit::name).collect();
+    let algorithm = limit.algorithm();
+    let full = algorithm.step(None, at, algorithm.capacity());
+    !algorithm.has_leases() && full.decision.reset_after_us < 1_000_000
+}
+
+/// What to know of such limits.
+pub fn finer_than_a_second(limits: &Limits<AnyAlgorithm>) -> Option<String> {
+    let finer = limits.iter().filter(|limit| is_finer_than_a_second(limit));
+    let names: Vec<_> = finer.map(Limit::name).collect();
     (!names.is_empty()).then(|| {
         format!(
             "{}: finer than the times of the log, which are whole seconds: the requests of a second count as \

@@ -29,7 +29,7 @@ pub(super) fn run(args: &ReplayArgs) -> Result<u8, Failure> {
     let records = records.unwrap_or_default();
     let url = StoreUrl::parse(&args.store)?;
     let is_detailed = args.report.is_some() || args.json;
-    let how = Reading { strict: args.strict, silent: false, keeps_lines: is_detailed };
+    let how = Reading { strict: args.strict, keeps_lines: is_detailed, ..Reading::default() };
     let format = args.log.format.read();
     let mut requests = inputs::requests(&args.log.inputs, &format, &Interrupt::catch()?, how)?;
     let (limits, note) = requests.applicable(limits)?;

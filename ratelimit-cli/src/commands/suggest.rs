@@ -11,7 +11,9 @@ use ratelimit_replay::failure::Failure;
 use ratelimit_replay::input::names_of;
 use ratelimit_replay::policy;
 use ratelimit_replay::replay::{Judge, Reading, Replay, ReplayOutcome, ReplayedRequests};
-use ratelimit_replay::suggest::{Needs, finer_than_a_second, setting, unbounded, with_algorithm};
+use ratelimit_replay::suggest::{
+    Needs, finer_than_a_second, is_finer_than_a_second, setting, unbounded, with_algorithm,
+};
 use ratelimit_replay::table::TextTable;
 use ratelimit_replay::text::{count, in_words, plural, share};
 use serde_json::json;
@@ -29,6 +31,9 @@ struct Row<'l> {
     proposed: Option<AnyAlgorithm>,
     /// How many callers the proposal denied in a replay of all limits together.
     denied_together: u64,
+    /// What callers needed if the requests of each second came spread evenly within it, and what is
+    /// proposed then: of a limit that is finer than the times of the log.
+    spread: Option<(Needs, Option<AnyAlgorithm>)>,
 }
 
 pub(super) fn run(args: &SuggestArgs) -> Result<u8, Failure> {
@@ -61,9 +66,20 @@ pub(super) fn run(args: &SuggestArgs) -> Result<u8, Failure> {
         let needs = limits.iter().zip(Needs::from_nearness(&limits, first.tally.nearness()));
         let rows = needs.map(|(limit, needs)| {
             let proposed = needs.smallest(args.target.part_of(needs.callers()));
-            Row { limit, needs, proposed, denied_together: 0 }
+            Row { limit, needs, proposed, denied_together: 0, spread: None }
         });
         let mut rows: Vec<_> = rows.collect();
+        if first.order.is_in_seconds && limits.iter().any(is_finer_than_a_second) {
+            let again = Reading { silent: true, spread: true, ..Reading::default() };
+            let again = inputs::requests(logs, &format, &interrupt, again)?;
+            let observing = limiter(unbounded(&limits).map_err(wrong)?);
+            let spread = replay(Judge::observing(&observing, &limits), again).await?;
+            let needs = Needs::from_nearness(&limits, spread.tally.nearness());
+            for (row, needs) in rows.iter_mut().zip(needs) {
+                let proposed = needs.smallest(args.target.part_of(needs.callers()));
+                row.spread = is_finer_than_a_second(row.limit).then_some((needs, proposed));
+            }
+        }
         let again = Reading { silent: true, ..Reading::default() };
         let again = inputs::requests(logs, &format, &interrupt, again)?;
         let proposed = limiter(proposal(&limits, &rows).map_err(wrong)?);
@@ -136,9 +152,13 @@ fn lines(rows: &[Row<'_>]) -> String {
             proposed["callers_denied_together"] = row.denied_together.into();
             proposed
         });
+        let spread = row.spread.as_ref().map(|(needs, proposed)| {
+            let told = |algorithm: &AnyAlgorithm| json!({ "algorithm": in_words(algorithm, row.limit), "callers_denied": needs.callers_denied_by(algorithm) });
+            json!({ "now": told(row.limit.algorithm()), "proposed": proposed.as_ref().map(told) })
+        });
         json!({
             "name": row.limit.name(), "callers": row.needs.callers(),
-            "now": told(row.limit.algorithm()), "proposed": proposed,
+            "now": told(row.limit.algorithm()), "proposed": proposed, "spread": spread,
         })
     };
     json_lines(rows.iter().map(line))
@@ -151,19 +171,32 @@ fn table(args: &SuggestArgs, notes: &str, rows: &[Row<'_>]) -> String {
         let mut cells = vec![row.limit.name().to_owned(), count(callers), in_words(now, row.limit)];
         cells.push(denied(row.needs.callers_denied_by(now)));
         match &row.proposed {
-            Some(algorithm) => cells.extend([
-                setting(algorithm),
-                denied(row.needs.callers_denied_by(algorithm)),
-                denied(row.denied_together),
-            ]),
+            Some(algorithm) => {
+                cells.extend([
+                    setting(algorithm),
+                    denied(row.needs.callers_denied_by(algorithm)),
+                    denied(row.denied_together),
+                ]);
+                if let Some((needs, proposed)) = &row.spread {
+                    let shown = proposed.as_ref().map_or("nothing".to_owned(), setting);
+                    cells.extend([denied(needs.callers_denied_by(now)), shown]);
+                }
+            }
             None if now.capacity() == 0 => cells.push("nothing: a rate of 0 denies all".to_owned()),
             None if callers == 0 => cells.push("no caller was seen".to_owned()),
             None => cells.push("nothing: no such limit is large enough".to_owned()),
         }
         cells
     };
-    let columns = ["name", "#callers", "now", "#denied", "write", "#denied", "#with the others"];
+    let mut columns =
+        vec!["name", "#callers", "now", "#denied", "write", "#denied", "#with the others"];
+    let is_spread = rows.iter().any(|row| row.spread.is_some());
+    columns.extend(
+        is_spread.then_some(["#denied if spread", "write if spread"]).into_iter().flatten(),
+    );
     let table = TextTable::new(&columns, rows.iter().map(line)).text();
+    let spread = "\"if spread\" is what the limit as it is denies, and what to write, if the requests of each second came\n\
+                  spread evenly within it; the truth is between the two.\n";
     names_of(&args.log.inputs)
         + "\n\n"
         + notes
@@ -171,4 +204,5 @@ fn table(args: &SuggestArgs, notes: &str, rows: &[Row<'_>]) -> String {
         + "\n\"denied\" is the number of callers that the limit alone denies at least once. \"with the others\" is the same\n\
          in a replay of all proposed limits together, in which a request that another limit denies is not charged.\n\
          Abusers are callers too: where the log has some, raise --target to leave them out.\n"
+        + if is_spread { spread } else { "" }
 }

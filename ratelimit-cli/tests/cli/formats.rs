@@ -1,6 +1,6 @@
 //! `ratelimit formats`, and logs in a format of their own.
 
-use crate::common::{BUCKET, Scene, gzip};
+use crate::common::{BUCKET, Scene, gzip, limit};
 
 const LINE: &str = "May 17 10:05:03 web1 nginx[1]: 192.0.2.7 - - [17/May/2015:10:05:03 +0000] \"GET /t/acme HTTP/1.1\" 200 5\n";
 
@@ -54,6 +54,21 @@ fn a_format_of_its_own_decides_as_the_same_requests_in_a_known_one() {
     assert_eq!(scene.decision_lines(&["padded"]), due);
     let ran = scene.replay(&["--log-format", "$status", "own"]).exits(2);
     ran.says(&["--log-format", "does not name the client"]);
+}
+
+#[test]
+fn behind_a_proxy_the_client_is_the_first_of_those_that_it_forwards_if_the_option_says_so() {
+    let scene = Scene::new(&limit("per-ip", "ip", "gcra 1/m", ""));
+    let line = |forwarded: &str| {
+        format!(
+            "10.0.0.1 - - [17/May/2015:10:05:03 +0000] \"GET / HTTP/1.1\" 200 5 \"-\" \"curl/8\" \"{forwarded}\"\n"
+        )
+    };
+    scene.write("input", line("192.0.2.7") + &line("192.0.2.9, 10.0.0.9") + &line("-"));
+    let ran = scene.replay(&["input"]).exits(0);
+    ran.says(&["note: the lines have the addresses that proxies", "denied     2"]);
+    let ran = scene.replay(&["--identifier", "ip=forwarded", "input"]).exits(0);
+    ran.says(&["denied     0"]).lacks("proxies");
 }
 
 #[cfg(unix)]

@@ -11,8 +11,8 @@ use ruzstd::decoding::{BlockDecodingStrategy, FrameDecoder};
 
 const BUFFER_BYTES: usize = 128 * 1024;
 
-/// The most memory for what a member may refer back to. `zstd` refuses more as well, unless it is
-/// told to, and `xz -9` needs half of it.
+/// The most memory for what a member may refer back to. `zstd` refuses more as well, unless an
+/// option allows it, and `xz -9` needs half of it.
 const WINDOW_BYTES: u64 = 128 << 20;
 
 /// How many bytes of an input tell how it is compressed.

@@ -5,7 +5,7 @@
 //! here, within a window of time. A trace is decided in the order of its lines: it says what a
 //! store is asked, and a clock may go back.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::path::Path;
 use std::rc::Rc;
 
@@ -57,6 +57,8 @@ pub struct Reading {
     pub silent: bool,
     /// Whether a request keeps the text of its line.
     pub keeps_lines: bool,
+    /// Whether the requests at one time count as spread evenly within the second that begins there.
+    pub spread: bool,
 }
 
 /// One request, and where it stands.
@@ -132,6 +134,9 @@ pub struct ReplayedRequests {
     names: String,
     pub(super) asked: FormatArg,
     pub(super) trouble: Trouble,
+    /// Requests of one time that are spread within its second, and the first one behind them.
+    second: VecDeque<ReplayedRequest>,
+    behind: Option<ReplayedRequest>,
 }
 
 impl ReplayedRequests {
@@ -173,7 +178,9 @@ impl ReplayedRequests {
             waiting: 0,
         };
         let (names, asked, unsorted) = (names_of(&paths), format.named, format.unsorted);
-        Self { inputs, names, asked, failed: None, has_leases: false, unsorted, trouble }
+        let (failed, has_leases) = (None, false);
+        let (second, behind) = (VecDeque::new(), None);
+        Self { inputs, names, asked, failed, has_leases, unsorted, trouble, second, behind }
     }
 
     /// The limits that can be tried on these inputs, and what must be said of the others.
@@ -267,6 +274,29 @@ impl ReplayedRequests {
 
     /// The earliest request that no input has given yet; `None` at the end.
     pub fn next(&mut self) -> Result<Option<ReplayedRequest>, Failure> {
+        if !self.trouble.how.spread {
+            return self.next_in_order();
+        }
+        if self.second.is_empty() {
+            self.second.extend(self.behind.take());
+            while let Some(next) = self.next_in_order()? {
+                let is_later = self.second.front().is_some_and(|one| one.entry.at != next.entry.at);
+                if is_later || self.second.len() >= WINDOW_LINES {
+                    self.behind = Some(next);
+                    break;
+                }
+                self.second.push_back(next);
+            }
+            let all = self.second.len().max(1) as u64;
+            for (nth, request) in (0..).zip(&mut self.second) {
+                let at_us = request.entry.at.as_us() + nth * 1_000_000 / all;
+                request.entry.at = Timestamp::saturating_from_us(at_us);
+            }
+        }
+        Ok(self.second.pop_front())
+    }
+
+    fn next_in_order(&mut self) -> Result<Option<ReplayedRequest>, Failure> {
         if let Some(failure) = self.failed.take() {
             return Err(failure);
         }
