@@ -198,7 +198,8 @@ mod tests {
         ] {
             let own = OwnFormat::Text(LogFormat::parse(format).expect(format));
             let options = Rc::new(LogOptions::default());
-            let mut parser = Parser::own(&own, line.as_bytes(), &options).ok().expect(format);
+            let parser = Parser::own(&own, line.as_bytes(), &options);
+            let mut parser = parser.unwrap_or_else(|error| panic!("{format}: {error}"));
             let entry = parser.parse(line.as_bytes()).expect(format).expect("a request");
             assert_eq!(crate::text::time(entry.at), format!("2015-05-17T10:05:{at}"), "{format}");
             assert_eq!(entry.caller.identifier("path"), Some("/a"), "{format}");

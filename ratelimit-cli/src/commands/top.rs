@@ -13,6 +13,7 @@ use ratelimit_replay::table::{TextTable, list};
 use ratelimit_replay::text::{count, duration, plural, printable, quote};
 use serde_json::json;
 
+use self::charges::Charged;
 use self::scan::{Limited, ScanResult, Subject, scan};
 use super::record::now;
 use super::unknown_states;
@@ -83,7 +84,7 @@ impl Row {
             of: decision.limit,
             wait_us: *wait_us,
             at: *at,
-            charged: charged.map(|charged| charged.tenths_per_second()),
+            charged: charged.map(Charged::tenths_per_second),
             record: found.record_of(limited).map_or(String::new(), described),
         }
     }

@@ -66,9 +66,9 @@ fn behind_a_proxy_the_client_is_the_first_of_those_that_it_forwards_if_the_optio
     };
     scene.write("input", line("192.0.2.7") + &line("192.0.2.9, 10.0.0.9") + &line("-"));
     let ran = scene.replay(&["input"]).exits(0);
-    ran.says(&["note: the lines have the addresses that proxies", "denied     2"]);
+    ran.says(&["note: addresses stand in quotes", "denied     2"]);
     let ran = scene.replay(&["--identifier", "ip=forwarded", "input"]).exits(0);
-    ran.says(&["denied     0"]).lacks("proxies");
+    ran.says(&["denied     0"]).lacks("in quotes");
 }
 
 #[cfg(unix)]

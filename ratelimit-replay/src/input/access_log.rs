@@ -24,6 +24,7 @@ const NAMES: [&str; 10] =
     ["ip", "user", "time", "request", "status", "size", "referrer", "agent", "host", "forwarded"];
 
 /// Reads an access log.
+#[allow(clippy::struct_excessive_bools, reason = "each is seen by itself")]
 pub(crate) struct AccessLog {
     /// Identifiers that the user asks for, with the places of their names.
     wanted: Vec<(usize, usize)>,

@@ -425,8 +425,8 @@ impl Parser {
         let Reader::AccessLog(log) = &self.reader else { return Vec::new() };
         let names_client = self.options.identifiers.iter().any(|(name, _)| name == "ip");
         let forwarded = (log.has_forwarded && !names_client).then_some(
-            "the lines have the addresses that proxies forward behind the agent, and the client is the first field, \
-             which then is a proxy; count by the client with --identifier ip=forwarded",
+            "addresses stand in quotes behind the agent, as $http_x_forwarded_for writes them, and the client is the first \
+             field; if that is a proxy, count by the client with --identifier ip=forwarded",
         );
         let two = log.has_two_durations.then_some(
             "the lines end with two numbers that may be durations, and the last one counts as how long the request took; \

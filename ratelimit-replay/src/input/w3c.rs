@@ -55,9 +55,9 @@ impl W3c {
         self.names = fields.split_ascii_whitespace().map(str::to_owned).collect();
         self.roles = self.names.iter().map(|name| role(name)).collect();
         // CloudFront's own name is no news beside the one that the client asked for.
-        if self.names.iter().any(|name| name == "x-host-header") {
-            let own = self.names.iter().position(|name| name == "cs(Host)");
-            own.into_iter().for_each(|place| self.roles[place] = Role::Other);
+        let place = |name: &str| self.names.iter().position(|known| known == name);
+        if let (Some(_), Some(own)) = (place("x-host-header"), place("cs(Host)")) {
+            self.roles[own] = Role::Other;
         }
         self.wanted.clear();
         for (place, name) in &self.asked {

@@ -49,6 +49,7 @@ impl Default for Format {
 }
 
 /// How inputs are read.
+#[allow(clippy::struct_excessive_bools, reason = "each is chosen by itself")]
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Reading {
     /// Whether the first bad line ends the replay.
@@ -180,7 +181,7 @@ impl ReplayedRequests {
         let (names, asked, unsorted) = (names_of(&paths), format.named, format.unsorted);
         let (failed, has_leases) = (None, false);
         let (second, behind) = (VecDeque::new(), None);
-        Self { inputs, names, asked, failed, has_leases, unsorted, trouble, second, behind }
+        Self { inputs, failed, has_leases, unsorted, names, asked, trouble, second, behind }
     }
 
     /// The limits that can be tried on these inputs, and what must be said of the others.
