@@ -118,10 +118,10 @@ impl<A: InMemory> Records<A> {
     /// record was added while the filter was read.
     #[inline]
     pub(crate) fn may_rule(&self, batch: &Batch<'_, A>, hashes: &[u64]) -> bool {
-        if !batch.is_overridable() {
+        fence(Ordering::Acquire);
+        if self.filter.get().is_none() || !batch.is_overridable() {
             return false;
         }
-        fence(Ordering::Acquire);
         let added = self.added.load(Ordering::SeqCst);
         let mut checks = batch.checks().iter().zip(hashes);
         checks.any(|(check, hash)| self.may_have(check.limit, *hash))

@@ -270,3 +270,32 @@ fn loom_a_charge_is_decided_by_the_record_that_stands_once_its_state_is_locked()
         assert_eq!(by.1 + 2, by.0);
     });
 }
+
+/// A batch by the policy alone is of a moment at which none of its callers had a record.
+#[test]
+fn loom_a_batch_without_records_is_of_a_moment_without_them() {
+    model(move || {
+        let (store, limit) = (store(), limit(3).overridable());
+        let at = |key: &'static str| (store.hash(&limit, key), key);
+        let is_elsewhere = |key: &&'static str| at(key).0 % 2 != at("a").0 % 2;
+        let other = ["b", "c", "d", "e"].into_iter().find(is_elsewhere).expect("one of them");
+        let places = [at("a"), at(other)];
+        let record = Record::numbers(*self::limit(7).algorithm()).forever();
+        let change = |store: &Loomed, at: (u64, &str), old: Option<&_>, new: Option<&_>| {
+            let limit = self::limit(3).overridable();
+            assert!(matches!(store.records.exchange(&limit, at, NOW, old, new), Ok(true)));
+        };
+        places.iter().for_each(|(_, key)| put(&store, key, TOKEN_US));
+        change(&store, places[1], None, Some(&record));
+        let changes = move |store: &Loomed| {
+            change(store, places[0], None, Some(&record));
+            change(store, places[1], Some(&record), None);
+        };
+        let checks = places.map(|(_, key)| Check { limit: &limit, key, cost: 1 });
+        let batch = Batch::new(&checks).expect("distinct");
+        let hashes = places.map(|(hash, _)| hash);
+        let (decided, ()) =
+            race(&store, |store| store.decide_optimistically(&batch, &hashes), changes);
+        assert!(decided.is_none(), "one of them had a record all the time");
+    });
+}
