@@ -6,7 +6,7 @@
 //! | module | for |
 //! |---|---|
 //! | [`input`] | turning bytes into requests |
-//! | [`policy`], [`records`] | reading documents, and what is wrong with them |
+//! | [`policy`], [`lint`], [`records`] | reading documents, and what is wrong with them |
 //! | [`replay`] | deciding the requests, one after another |
 //! | [`watcher`] | looking on, and ending it |
 //! | [`decision_line`] | the bytes of a decision |
@@ -24,6 +24,7 @@ pub mod decision_line;
 pub mod failure;
 mod frequent;
 pub mod input;
+pub mod lint;
 pub mod named;
 pub mod nearness;
 pub mod policy;

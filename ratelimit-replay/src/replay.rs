@@ -13,6 +13,7 @@ use crate::failure::Failure;
 use crate::input::{BadLine, FormatArg, NAMED_BAD_LINES};
 use crate::named::Named as _;
 use crate::suggest::Needs;
+use crate::summary::WARNING;
 use crate::tally::{Decided, Tally};
 use crate::text::plural;
 use crate::watcher::Watcher;
@@ -65,6 +66,44 @@ pub struct ReplayOutcome {
     pub is_void: bool,
     /// The other policy's result.
     pub comparison: Option<Comparison>,
+}
+
+impl ReplayOutcome {
+    /// What was replayed, against which policy.
+    #[must_use]
+    pub fn title(&self, inputs: &[String], policy: &str) -> String {
+        let unknown = if self.tally.bad_lines > 0 { "unknown format" } else { "no lines" };
+        let format = self.format.as_deref().unwrap_or(unknown);
+        format!("{} ({format}) against {policy}", inputs.join(", "))
+    }
+
+    /// Why the policies of these names may not fit the input.
+    #[must_use]
+    pub fn warnings(&self, policy: &str, other: Option<&str>) -> Vec<String> {
+        let other = other.zip(self.comparison.as_ref().map(|comparison| &comparison.tally));
+        let mut warnings = Vec::new();
+        for (name, tally) in iter::once((policy, &self.tally)).chain(other) {
+            if tally.nothing_applied() {
+                warnings.push(format!("{WARNING}{name}: no limit applied to any request"));
+            }
+            warnings.extend(tally.unmet().map(|unmet| format!("{WARNING}{name}: {unmet}")));
+        }
+        warnings
+    }
+
+    /// What there is to say of its end.
+    #[must_use]
+    pub fn ending(&self) -> Option<String> {
+        match &self.ended {
+            Ok(()) => (self.tally.decisions() == 0).then(|| "the input has no requests".to_owned()),
+            Err(Failure::BrokenPipe) => None,
+            Err(Failure::Interrupted) => {
+                Some("interrupted: this is what was decided so far".to_owned())
+            }
+            Err(failure) if self.is_void => Some(failure.to_string()),
+            Err(_) => Some("stopped by an error: this is what was decided so far".to_owned()),
+        }
+    }
 }
 
 impl<S: Store<AnyAlgorithm>> Replay<'_, S> {

@@ -104,47 +104,34 @@ fn finish(
     mut notes: Vec<String>,
     report: Option<File>,
 ) -> Result<u8, Failure> {
-    let ReplayOutcome { tally, format, ended, is_void, comparison, .. } = outcome;
-    let other = comparison.as_ref().map(|comparison| &comparison.tally);
-    for (path, tally) in
-        iter::once((&args.log.policy, &tally)).chain(args.compare.iter().zip(other))
-    {
-        let path = path.display();
-        if tally.nothing_applied() {
-            notes.push(format!("{WARNING}{path}: no limit applied to any request"));
-        }
-        notes.extend(tally.unmet().map(|unmet| format!("{WARNING}{path}: {unmet}")));
-    }
-    match &ended {
-        Ok(()) => {
-            notes.extend((tally.decisions() == 0).then(|| "the input has no requests".to_owned()));
-        }
-        Err(Failure::Interrupted) => {
-            notes.push("interrupted: this is what was decided so far".to_owned());
-        }
+    let names = [Some(&*args.log.policy), args.compare.as_deref()];
+    let [policy, other] = names.map(|path| path.map(printable_path).unwrap_or_default());
+    notes.extend(outcome.warnings(&policy, args.compare.is_some().then_some(&other)));
+    match &outcome.ended {
         Err(Failure::BrokenPipe) => return Err(Failure::BrokenPipe),
         // There is nothing to sum up, only a note about what was left behind.
-        Err(_) if is_void && !args.json && report.is_none() => {
+        Err(failure)
+            if outcome.is_void
+                && !args.json
+                && report.is_none()
+                && !matches!(failure, Failure::Interrupted) =>
+        {
             for note in notes {
                 let _ = writeln!(io::stderr(), "note: {note}");
             }
-            return ended.map(|()| 0);
+            return outcome.ended.map(|()| 0);
         }
-        Err(failure) if is_void => notes.push(failure.to_string()),
-        Err(_) => notes.push("stopped by an error: this is what was decided so far".to_owned()),
+        _ => notes.extend(outcome.ending()),
     }
     let inputs: Vec<_> = args.log.inputs.iter().map(|input| printable_path(input)).collect();
-    let unknown = if tally.bad_lines > 0 { "unknown format" } else { "no lines" };
-    let format = format.unwrap_or_else(|| unknown.to_owned());
-    let title =
-        format!("{} ({format}) against {}", inputs.join(", "), printable_path(&args.log.policy));
+    let title = outcome.title(&inputs, &policy);
+    let ReplayOutcome { tally, ended, comparison, .. } = outcome;
     let decisions = text::plural(tally.decisions(), "decision", "decisions");
     // The microseconds say nothing beside milliseconds.
     let took = u64::try_from(elapsed.as_millis()).unwrap_or(u64::MAX).saturating_mul(1_000);
     let took = text::duration(took.max(1_000));
     let speed = format!("{decisions} in {took}, store {}", url.display());
-    let name = args.compare.as_deref().map(printable_path).unwrap_or_default();
-    let comparison = comparison.as_ref().map(|comparison| (&*name, comparison));
+    let comparison = comparison.as_ref().map(|comparison| (&*other, comparison));
     for warning in notes.iter().filter(|note| note.starts_with(WARNING)) {
         let _ = writeln!(io::stderr(), "{warning}");
     }
