@@ -1,5 +1,6 @@
 //! What each algorithm makes of the same burst, decided by a store in memory on a given clock.
 
+use std::collections::BTreeSet;
 use std::error::Error;
 use std::fmt::Write;
 use std::time::Duration;
@@ -17,6 +18,9 @@ const END_MS: u32 = 25_000;
 const SAMPLE_MS: u32 = 250;
 /// How long a request keeps its lease of a concurrency limit.
 const WORK_MS: u32 = 1_500;
+/// Who sends requests. The marks of the second stand below those of the first.
+const CALLERS: [&str; 2] = ["caller", "other"];
+const BELOW: f64 = 6.0;
 
 /// The name of a drawing, its title in two parts, and its rows: a limit as text, and what the
 /// reader should see.
@@ -47,21 +51,32 @@ const DRAWN: [Drawn; 2] = [
     ),
 ];
 
-/// The burst under one limit.
+/// The requests of a drawing, and the limits that decide them.
+#[derive(Clone, Debug)]
+pub struct Scene {
+    /// The title, in two parts.
+    pub title: [String; 2],
+    /// When each request comes, in milliseconds up to 25,000, and who sends it: 0 or 1.
+    pub requests: Vec<(u32, u8)>,
+    /// The limits as text, and what the reader should see of each.
+    pub rows: Vec<(String, String)>,
+}
+
+/// The requests under one limit.
 struct BurstRow {
-    limit: &'static str,
-    note: &'static str,
+    limit: String,
+    note: String,
     /// The most that can remain.
     capacity: u32,
-    /// The time of each request, and whether it was admitted.
-    requests: Vec<(u32, bool)>,
-    /// What remains, every [`SAMPLE_MS`]: after a request of that moment.
+    /// The time of each request, who sent it, and whether it was admitted.
+    requests: Vec<(u32, u8, bool)>,
+    /// What remains to the first caller, every [`SAMPLE_MS`] and after each request.
     remaining: Vec<(u32, u32)>,
 }
 
 impl BurstRow {
     fn admitted(&self) -> usize {
-        self.requests.iter().filter(|(_, is_admitted)| *is_admitted).count()
+        self.requests.iter().filter(|(.., is_admitted)| *is_admitted).count()
     }
 }
 
@@ -70,27 +85,33 @@ fn arrivals_ms() -> impl Iterator<Item = u32> {
     (7_000..13_000).step_by(250).chain((16_000..24_000).step_by(500))
 }
 
-/// Decides the burst under a limit.
-fn decide(limit: &'static str, note: &'static str) -> Result<BurstRow, Box<dyn Error>> {
+/// Decides these requests under a limit.
+fn decide(
+    arrivals: &[(u32, u8)],
+    (limit, note): &(String, String),
+) -> Result<BurstRow, Box<dyn Error>> {
     let (algorithm, attempts) = match limit.strip_suffix(" count attempts") {
         Some(algorithm) => (algorithm, true),
-        None => (limit, false),
+        None => (&**limit, false),
     };
     let limits = Limits::<AnyAlgorithm>::builder().limit("drawn", algorithm);
     let limits = if attempts { limits.count_attempts() } else { limits }.build()?;
     let clock = ManualClock::default();
     let limiter = RateLimiter::new(limits, MemoryStore::builder().clock(clock.clone()).build());
     let is_lease = limit.starts_with("concurrency");
-    let capacity = limiter.request("caller").cost(0).peek_now()?.limit().try_into()?;
+    let capacity = limiter.request(CALLERS[0]).cost(0).peek_now()?.limit().try_into()?;
 
     let (mut requests, mut remaining) = (Vec::new(), Vec::new());
     let mut leases = Vec::new();
-    for time_ms in (0..=END_MS).step_by(usize::try_from(SAMPLE_MS)?) {
+    let samples = (0..=END_MS).step_by(usize::try_from(SAMPLE_MS)?);
+    let times: BTreeSet<_> = samples.chain(arrivals.iter().map(|(at, _)| *at)).collect();
+    for time_ms in times {
         clock.set(Timestamp::ZERO + Duration::from_millis(time_ms.into()));
         leases.retain(|(end_ms, _)| time_ms < *end_ms); // dropping a lease releases it
-        if arrivals_ms().any(|arrival_ms| arrival_ms == time_ms) {
+        for (_, caller) in arrivals.iter().filter(|(at, _)| *at == time_ms) {
+            let key = CALLERS[usize::from(*caller > 0)];
             let is_admitted = if is_lease {
-                match limiter.request("caller").lease_now()? {
+                match limiter.request(key).lease_now()? {
                     Leased::Granted(lease) => {
                         leases.push((time_ms + WORK_MS, lease));
                         true
@@ -98,26 +119,48 @@ fn decide(limit: &'static str, note: &'static str) -> Result<BurstRow, Box<dyn E
                     Leased::Denied(_) => false,
                 }
             } else {
-                limiter.check_now("caller").as_ref().map_err(ToString::to_string)?.allowed()
+                limiter.check_now(key).as_ref().map_err(ToString::to_string)?.allowed()
             };
-            requests.push((time_ms, is_admitted));
+            requests.push((time_ms, *caller, is_admitted));
         }
-        let verdict = limiter.request("caller").cost(0).peek_now()?;
+        let verdict = limiter.request(CALLERS[0]).cost(0).peek_now()?;
         remaining.push((time_ms, verdict.remaining().try_into()?));
     }
+    let (limit, note) = (limit.clone(), note.clone());
     Ok(BurstRow { limit, note, capacity, requests, remaining })
+}
+
+impl Scene {
+    /// The drawing, for a wide page or for a telephone.
+    ///
+    /// # Errors
+    ///
+    /// A limit is not a policy.
+    pub fn draw(&self, is_wide: bool) -> Result<String, Box<dyn Error>> {
+        let rows = self.rows.iter().map(|row| decide(&self.requests, row));
+        let rows = rows.collect::<Result<Vec<_>, _>>()?;
+        Layout::of(is_wide).draw([&self.title[0], &self.title[1]], &rows)
+    }
+
+    /// The time at this distance from the left of a drawing, in milliseconds; `None` outside of the
+    /// time axis.
+    #[must_use]
+    pub fn time_ms(is_wide: bool, x: f64) -> Option<f64> {
+        let Layout { left, plot, .. } = Layout::of(is_wide);
+        let [begin, end] = [BEGIN_MS, END_MS].map(f64::from);
+        let time_ms = begin + (x - left) / plot * (end - begin);
+        (begin..end).contains(&time_ms).then_some(time_ms)
+    }
 }
 
 /// The drawings, each for a wide page and for a narrow one.
 pub(crate) fn drawings() -> Result<Vec<Drawing>, Box<dyn Error>> {
     let mut drawings = Vec::new();
     for (name, title, limits) in DRAWN {
-        let rows = limits.iter().map(|(words, note)| decide(words, note));
-        let rows = rows.collect::<Result<Vec<_>, _>>()?;
-        drawings.extend(Drawing::both(name, |is_wide| {
-            let layout = if is_wide { AT_WIDE } else { AT_NARROW };
-            layout.draw(title, &rows)
-        })?);
+        let rows = limits.iter().map(|(words, note)| ((*words).to_owned(), (*note).to_owned()));
+        let requests = arrivals_ms().map(|at| (at, 0)).collect();
+        let scene = Scene { title: title.map(str::to_owned), requests, rows: rows.collect() };
+        drawings.extend(Drawing::both(name, |is_wide| scene.draw(is_wide))?);
     }
     Ok(drawings)
 }
@@ -187,6 +230,10 @@ fn seconds() -> impl Iterator<Item = u32> {
 }
 
 impl Layout {
+    const fn of(is_wide: bool) -> Self {
+        if is_wide { AT_WIDE } else { AT_NARROW }
+    }
+
     fn x(&self, time_ms: u32) -> f64 {
         let (from, to) = (BEGIN_MS.into(), END_MS.into());
         let axis = Axis { begin: self.left, length: self.plot, from, to, is_log: false };
@@ -226,14 +273,14 @@ impl Layout {
 
     fn draw_row(&self, svg: &mut Svg, row: &BurstRow, top: f64) {
         // A long limit in two parts.
-        let (name, numbers) = row.limit.split_once(' ').unwrap_or((row.limit, ""));
+        let (name, numbers) = row.limit.split_once(' ').unwrap_or((&row.limit, ""));
         let (numbers_x, numbers_y, class) = self.numbers;
         let (full, empty, scale) = (top + self.full, top + self.empty, self.left + self.plot + 6.0);
         svg.path("line", &format!("M{MARGIN} {}H{}", px(top), px(width(self.is_wide) - MARGIN)));
         svg.text("strong", (MARGIN, top + 19.0), name);
         let told = format!("{numbers}: {} of {}", row.admitted(), row.requests.len());
         svg.text(class, (numbers_x, top + numbers_y), &told);
-        svg.text("quiet", (MARGIN, top + self.note), row.note);
+        svg.text("quiet", (MARGIN, top + self.note), &row.note);
         svg.text("quiet", (scale, full + 6.0), &row.capacity.to_string());
         svg.text("quiet", (scale, empty + 3.0), "0");
 
@@ -252,8 +299,8 @@ impl Layout {
             let _ = write!(area, "H{}V{}", px(self.x(*time_ms)), px(left.at((*remaining).into())));
         }
         svg.path("area", &format!("{area}H{}V{}Z", px(self.x(END_MS)), px(empty)));
-        for (time_ms, is_admitted) in &row.requests {
-            let at = (self.x(*time_ms), top + self.marks);
+        for (time_ms, caller, is_admitted) in &row.requests {
+            let at = (self.x(*time_ms), top + self.marks + BELOW * f64::from(*caller));
             if *is_admitted {
                 svg.circle("yes", at, self.mark);
             } else {

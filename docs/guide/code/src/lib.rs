@@ -12,6 +12,8 @@ mod svg;
 mod throughput;
 mod way;
 
+pub use burst::Scene;
+
 /// A drawing, and the name of its file.
 #[derive(Debug)]
 pub struct Drawing {
