@@ -13,6 +13,7 @@ mod json;
 mod make_access_log;
 mod numbers;
 mod order;
+mod playground;
 mod records;
 #[cfg(all(feature = "fred", feature = "redis"))]
 mod redis;

@@ -1,0 +1,281 @@
+//! The playground as a headless Chromium shows it: it counts as the tool does, and asks for nothing
+//! once it is loaded. Without a Chromium or the target of browsers, the tests say that they are
+//! skipped; `scripts/test` installs both.
+
+use std::fs;
+use std::io::{self, BufRead, BufReader, Write};
+use std::net::{TcpListener, TcpStream};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::{Arc, LazyLock, Mutex};
+use std::thread;
+
+use serde_json::{Value, json};
+use tempfile::TempDir;
+
+use crate::common::{Scene, example, gzip, workspace};
+use ratelimit_servers::chromium::{self, Chromium};
+
+/// What overflows the page, which editors and the report may scroll in.
+const WRONG: &str = "[...document.querySelectorAll('html, main, main *')]
+    .filter(e => e.clientWidth && e.scrollWidth > e.clientWidth + 1 && !e.closest('.editor, input'))
+    .map(e => e.tagName + ': ' + e.textContent.slice(0, 80))";
+
+/// Resolves once an expression is true.
+fn until(expression: &str) -> String {
+    format!(
+        "new Promise((done) => {{ const look = () => ({expression}) ? done(true) : setTimeout(look, 10); look(); }})"
+    )
+}
+
+/// Resolves once the report is there that came of an action.
+fn report_after(action: &str) -> String {
+    let shown = "document.querySelector('#report').contentDocument?.querySelector('#data') && \
+                 document.querySelector('#status').textContent === 'Done.'";
+    format!(
+        "(async () => {{ document.querySelector('#status').textContent = ''; {action}; await {}; }})()",
+        until(shown)
+    )
+}
+
+/// The page with all its files.
+static FOLDER: LazyLock<Option<TempDir>> = LazyLock::new(|| {
+    let sysroot = Command::new("rustc").args(["--print", "sysroot"]).output().expect("rustc runs");
+    let sysroot = String::from_utf8(sysroot.stdout).expect("a path");
+    let target = Path::new(sysroot.trim()).join("lib/rustlib/wasm32-unknown-unknown");
+    if !target.is_dir() {
+        // A test that passes shows nothing that is printed by a macro.
+        writeln!(io::stderr(), "skipped: no target wasm32-unknown-unknown here").expect("writes");
+        return None;
+    }
+    let folder = TempDir::new().expect("a directory");
+    let built = Command::new(workspace("scripts/playground")).arg(folder.path()).status();
+    assert!(built.expect("it runs").success());
+    Some(folder)
+});
+
+/// A static server on a port of its own, and the paths that it was asked for.
+#[derive(Clone)]
+struct Site {
+    url: String,
+    asked: Arc<Mutex<Vec<String>>>,
+}
+
+impl Site {
+    fn start(folder: &Path) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+        let url = format!("http://{}/", listener.local_addr().expect("an address"));
+        let site = Self { url, asked: Arc::default() };
+        let (folder, serving) = (folder.to_owned(), site.clone());
+        // It ends with the test program.
+        thread::spawn(move || {
+            for stream in listener.incoming() {
+                // A browser closes connections that it has opened in advance.
+                let _ = stream.and_then(|stream| serving.answer(stream, &folder));
+            }
+        });
+        site
+    }
+
+    fn answer(&self, mut stream: TcpStream, folder: &Path) -> io::Result<()> {
+        let mut lines = BufReader::new(stream.try_clone()?).lines();
+        let first = lines.next().transpose()?.unwrap_or_default();
+        for line in lines {
+            if line?.is_empty() {
+                break;
+            }
+        }
+        let Some(path) = first.split(' ').nth(1) else { return Ok(()) };
+        self.asked.lock().expect("no panic").push(path.to_owned());
+        let name = if path == "/" { "index.html" } else { path.trim_start_matches('/') };
+        let (status, body) = match fs::read(folder.join(name)) {
+            Ok(body) => ("200 OK", body),
+            Err(_) => ("404 Not Found", Vec::new()),
+        };
+        let kind = match Path::new(name).extension().and_then(|end| end.to_str()) {
+            Some("html") => "text/html",
+            Some("css") => "text/css",
+            Some("js") => "text/javascript",
+            _ => "application/octet-stream",
+        };
+        let length = body.len();
+        let head = format!(
+            "HTTP/1.1 {status}\r\ncontent-type: {kind}\r\ncontent-length: {length}\r\nconnection: close\r\n\r\n"
+        );
+        stream.write_all(head.as_bytes())?;
+        stream.write_all(&body)
+    }
+
+    fn asked(&self) -> usize {
+        self.asked.lock().expect("no panic").len()
+    }
+}
+
+/// A site and a browser, if both can be had.
+fn site_and_browser() -> Option<(Site, Chromium)> {
+    let program = chromium::find_browser()?;
+    let site = Site::start(FOLDER.as_ref()?.path());
+    Some((site, Chromium::start(&program)))
+}
+
+fn ready(browser: &mut Chromium) {
+    browser.evaluate(&until("document.documentElement.dataset.ready !== undefined"));
+}
+
+fn open(browser: &mut Chromium, url: &str) {
+    // Another address: one that differs in what is behind the # only is not loaded anew.
+    browser.ask("Page.navigate", &json!({ "url": "about:blank" }));
+    browser.ask("Page.navigate", &json!({ "url": url }));
+    browser.evaluate(&until("location.href !== 'about:blank'"));
+    ready(browser);
+}
+
+/// Chooses these files, as a user does.
+fn choose(browser: &mut Chromium, files: &[PathBuf]) {
+    let input = browser
+        .ask("Runtime.evaluate", &json!({ "expression": "document.querySelector('#files')" }));
+    let object = &input["result"]["objectId"];
+    browser.ask("DOM.setFileInputFiles", &json!({ "files": files, "objectId": object }));
+}
+
+fn set(browser: &mut Chromium, id: &str, value: &str) {
+    browser.evaluate(&format!(
+        "{{ const e = document.getElementById('{id}'); e.value = {}; e.dispatchEvent(new Event('input', {{ bubbles: true }})); }}",
+        json!(value)
+    ));
+}
+
+fn report(browser: &mut Chromium) -> Value {
+    let text = browser.evaluate(
+        "document.querySelector('#report').contentDocument.querySelector('#data').textContent",
+    );
+    serde_json::from_str(text.as_str().expect("a text")).expect("JSON")
+}
+
+#[test]
+fn the_playground_counts_as_the_tool_and_asks_for_nothing() {
+    let Some((site, mut browser)) = site_and_browser() else { return };
+    let (policy, log) = example();
+    let stricter = policy.replace("650/d", "300/d").replace("= 30", "= 60");
+    let scene = Scene::new(&policy);
+    scene.write("other.toml", &stricter);
+    let log = fs::read(log).expect("reads");
+    scene.write("access.log", &log);
+    scene.write("access.log.gz", gzip(&log));
+
+    open(&mut browser, &site.url);
+    let loaded = site.asked();
+    browser.events.clear();
+    browser.evaluate("document.querySelector('#status').textContent = ''");
+    choose(&mut browser, &[scene.path("access.log")]);
+    browser.evaluate(&report_after(""));
+    let told = scene.replay(&["--json", "access.log"]).exits(0).json();
+    assert_eq!(report(&mut browser), told[0]);
+
+    browser.evaluate("document.querySelector('#comparison').open = true");
+    set(&mut browser, "other", &stricter);
+    choose(&mut browser, &[scene.path("access.log.gz")]);
+    browser.evaluate(&until("document.querySelector('#report').contentDocument.body.textContent.includes('Compared with')"));
+    let told =
+        scene.replay(&["--json", "--compare", "other.toml", "access.log.gz"]).exits(0).json();
+    assert_eq!(report(&mut browser), told[0]);
+
+    // Its own worker and the page of the report are no requests.
+    assert_eq!(site.asked(), loaded, "{:?}", site.asked);
+    let asked =
+        browser.events.iter().filter(|event| event["method"] == "Network.requestWillBeSent");
+    let asked = asked.filter_map(|event| event["params"]["request"]["url"].as_str());
+    let asked =
+        asked.filter(|url| !["blob:", "data:", "about:"].iter().any(|own| url.starts_with(own)));
+    assert_eq!(asked.collect::<Vec<_>>(), Vec::<&str>::new());
+}
+
+#[test]
+fn a_policy_is_marked_as_lint_tells_and_shared_without_the_log() {
+    let Some((site, mut browser)) = site_and_browser() else { return };
+    let wrong = example().0.replace("burst     = 30", "burts     = 30");
+    let scene = Scene::new(&wrong);
+    open(&mut browser, &site.url);
+    set(&mut browser, "policy", &wrong);
+    let told = scene.run(&["lint", "policy.toml", "--json"]).exits(2).json();
+    let marked = browser.evaluate(
+        "[document.querySelector('.editor mark').textContent, document.querySelector('#policy-problems').textContent,
+          document.querySelector('#policy').ariaInvalid]",
+    );
+    assert_eq!(marked[0], "burts     = 30");
+    let says = format!(
+        "line {}, column {}: {}",
+        told[0]["line"],
+        told[0]["column"],
+        told[0]["message"].as_str().expect("a text")
+    );
+    assert_eq!([&marked[1], &marked[2]], [&json!(says), &json!("true")]);
+
+    // A replay that is cancelled leaves nothing, and one of a right policy follows.
+    let right =
+        "[[limit]]\nname = \"größe\"\nkey = [\"ip\"]\nalgorithm = \"gcra\"\nrate = \"1/s\"\n";
+    set(&mut browser, "policy", right);
+    let cancelled = browser.evaluate(
+        "(() => { const shows = () => !document.querySelector('#running').hidden;
+          document.querySelector('#example').click(); const ran = shows(); document.querySelector('#cancel').click();
+          return [ran, shows(), document.querySelector('#status').textContent, document.querySelector('#report').hidden]; })()",
+    );
+    assert_eq!(cancelled, json!([true, false, "Cancelled.", true]));
+    browser.evaluate(&report_after("document.querySelector('#example').click()"));
+    assert_eq!(report(&mut browser)["limits"][0]["name"], "größe");
+
+    browser.evaluate("document.querySelector('#share').click()");
+    let link = browser.evaluate("document.querySelector('#link').value");
+    let link = link.as_str().expect("a link");
+    assert!(link.len() < site.url.len() + 9 + right.len() * 3 / 2, "{link}");
+    open(&mut browser, link);
+    let shown = browser.evaluate(
+        "[document.querySelector('#policy').value, document.querySelector('#report').hidden]",
+    );
+    assert_eq!(shown, json!([right, true]));
+    open(&mut browser, &format!("{}#policy=*", site.url));
+    let told = browser.evaluate("document.querySelector('#status').textContent");
+    assert_eq!(told, "The link is damaged: it holds no policy.");
+}
+
+#[test]
+fn the_playground_fits_light_and_dark_wide_and_narrow_and_obeys_keys() {
+    let Some((site, mut browser)) = site_and_browser() else { return };
+    browser.open_each_way(&site.url, |browser, shown| {
+        ready(browser);
+        let drawn = "document.querySelector('#drawing').shadowRoot.querySelector('desc').textContent";
+        let before = browser.evaluate(drawn);
+        browser.evaluate("scene.elements.rate.value = 20; scene.dispatchEvent(new Event('input'))");
+        assert_ne!(browser.evaluate(drawn), before, "{shown}");
+        // A click in the middle of the time axis.
+        let clicked = browser.evaluate(&format!(
+            "(() => {{ scene.elements.pattern.value = 'none'; scene.dispatchEvent(new Event('input'));
+              const {{ left, width }} = document.querySelector('#drawing').shadowRoot.querySelector('svg').getBoundingClientRect();
+              document.querySelector('#drawing').dispatchEvent(new MouseEvent('click', {{ clientX: left + width * .6 }}));
+              return {drawn}; }})()"
+        ));
+        assert!(clicked.as_str().is_some_and(|text| text.contains("1 of 1 requests admitted")), "{shown}: {clicked}");
+        browser.evaluate(&report_after("document.querySelector('#example').click()"));
+        assert_eq!(browser.evaluate(WRONG), json!([]), "{shown}");
+        let inside = browser.evaluate("(() => { const e = document.querySelector('#report').contentDocument.documentElement; return e.scrollWidth - e.clientWidth; })()");
+        assert_eq!(inside, 0, "{shown}: the report");
+
+        // What the key Tab reaches: every control that shows.
+        browser.evaluate("document.activeElement.blur(); scrollTo(0, 0)");
+        let all = "[...document.querySelectorAll('button, input, select, textarea, summary, a[href]')].filter(e => e.checkVisibility())";
+        browser.evaluate(&format!("window.missing = new Set({all}); document.addEventListener('focusin', (e) => missing.delete(e.target)); 0"));
+        let count = browser.evaluate("missing.size").as_u64().expect("a number");
+        assert!(count > 15, "{count} controls");
+        for _ in 0..count + 2 {
+            for kind in ["keyDown", "keyUp"] {
+                let key = json!({ "type": kind, "key": "Tab", "code": "Tab", "windowsVirtualKeyCode": 9 });
+                browser.ask("Input.dispatchKeyEvent", &key);
+            }
+        }
+        let missing = browser.evaluate("[...missing].map(e => e.outerHTML)");
+        assert_eq!(missing, json!([]), "{shown}");
+        let nameless = browser.evaluate(&format!("{all}.filter(e => !e.labels?.length && !e.textContent.trim()).map(e => e.outerHTML)"));
+        assert_eq!(nameless, json!([]), "{shown}");
+        true
+    });
+}

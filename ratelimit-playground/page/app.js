@@ -1,0 +1,266 @@
+// The page: what it shows, and what it asks of the library. No request leaves it once it is loaded.
+
+const $ = (id) => document.getElementById(id);
+const { draw, time_ms, lint, formats, initSync } = wasm_bindgen;
+
+const load = async (name) => {
+  const answer = await fetch(name);
+  if (!answer.ok) throw new Error(`${name}: ${answer.status}`);
+  return answer;
+};
+const [module, glue, work, exampleLog, examplePolicy] = await Promise.all([
+  load("playground_bg.wasm").then((answer) => answer.arrayBuffer()).then(WebAssembly.compile),
+  load("playground.js").then((answer) => answer.text()),
+  load("worker.js").then((answer) => answer.text()),
+  load("access.log").then((answer) => answer.blob()),
+  load("policy.toml").then((answer) => answer.text()),
+]);
+initSync({ module });
+const workerUrl = URL.createObjectURL(new Blob([glue, work], { type: "text/javascript" }));
+
+// --- algorithms ----------------------------------------------------------------------------------
+
+const NAMES = ["gcra", "fixed-window", "first-request-window", "sliding-counter", "bucketed-window", "sliding-log", "concurrency"];
+const SHOWN = ["gcra", "fixed-window", "sliding-log"];
+const scene = $("scene");
+const drawing = $("drawing").attachShadow({ mode: "open" });
+const wide = matchMedia("(min-width: 640px)");
+let [seed, added] = [1, []];
+
+for (const name of NAMES) {
+  const [label, box] = ["label", "input"].map((tag) => document.createElement(tag));
+  Object.assign(box, { type: "checkbox", name: "algorithm", value: name, checked: SHOWN.includes(name) });
+  label.append(box, ` ${name}`);
+  $("names").append(label);
+}
+
+function redraw() {
+  const { rate, burst, pattern } = Object.fromEntries(new FormData(scene));
+  scene.elements["rate-shown"].value = rate;
+  scene.elements["burst-shown"].value = burst;
+  $("again").hidden = pattern !== "random";
+  const settings = {
+    rate: Number(rate), burst: Number(burst), pattern, seed, added_ms: added, is_wide: wide.matches,
+    algorithms: new FormData(scene).getAll("algorithm"),
+  };
+  try {
+    // A text of ours: the library escapes what it puts in.
+    drawing.innerHTML = draw(JSON.stringify(settings));
+    $("scene-error").textContent = "";
+  } catch (error) {
+    $("scene-error").textContent = error;
+  }
+}
+
+function add(at_ms) {
+  added.push(Math.round(at_ms));
+  redraw();
+}
+
+scene.addEventListener("input", redraw);
+scene.addEventListener("submit", (event) => event.preventDefault());
+wide.addEventListener("change", redraw);
+$("add").onclick = () => $("at").reportValidity() && $("at").value && add($("at").valueAsNumber * 1000);
+$("clear").onclick = () => { added = []; redraw(); };
+$("again").onclick = () => { seed += 1; redraw(); };
+$("drawing").onclick = ({ clientX }) => {
+  const svg = drawing.querySelector("svg");
+  const { left, width } = svg.getBoundingClientRect();
+  const at_ms = time_ms(wide.matches, (clientX - left) * svg.viewBox.baseVal.width / width);
+  if (at_ms !== undefined) add(at_ms);
+};
+
+// --- policies ------------------------------------------------------------------------------------
+
+// Marks the mistakes in an editor, and lists them. Returns whether there are none.
+function check(editor) {
+  const text = editor.value;
+  const told = lint(text).trim().split("\n").map((line) => JSON.parse(line));
+  told.pop(); // the totals
+  const marks = new Map(told.filter(({ line }) => line).map((problem) => [problem.line, problem]));
+  const lines = text.split("\n").flatMap((line, place) => {
+    const problem = marks.get(place + 1);
+    if (!problem) return [line, "\n"];
+    const mark = document.createElement("mark");
+    const before = [...line].slice(0, problem.column - 1).join("");
+    mark.textContent = line.slice(before.length) || " ";
+    mark.className = problem.note ? "note" : "";
+    return [before, mark, "\n"];
+  });
+  editor.previousElementSibling.replaceChildren(...lines);
+  $(`${editor.id}-problems`).replaceChildren(...told.map(({ line, column, message, note }) => {
+    const [item, button] = ["li", "button"].map((tag) => document.createElement(tag));
+    button.type = "button";
+    button.textContent = `${line ? `line ${line}, column ${column}: ` : ""}${note ? "note: " : ""}${message}`;
+    button.onclick = () => {
+      const before = text.split("\n").slice(0, (line ?? 1) - 1).join("\n");
+      const place = before.length + (line > 1 ? 1 : 0) + (column ?? 1) - 1;
+      editor.focus();
+      editor.setSelectionRange(place, place);
+    };
+    item.className = note ? "note" : "";
+    item.append(button);
+    return item;
+  }));
+  const isRight = told.every(({ note }) => note);
+  editor.setAttribute("aria-invalid", String(!isRight));
+  return isRight;
+}
+
+const policy = $("policy"), other = $("other"), comparison = $("comparison");
+const compares = () => comparison.open && other.value.trim() !== "";
+const areRight = () => [policy, ...(compares() ? [other] : [])].map(check).every(Boolean);
+
+for (const editor of [policy, other]) {
+  editor.addEventListener("scroll", () => {
+    editor.previousElementSibling.style.translate = `${-editor.scrollLeft}px ${-editor.scrollTop}px`;
+  });
+  editor.addEventListener("input", () => { check(editor); later(); });
+}
+comparison.addEventListener("toggle", () => {
+  if (comparison.open && other.value === "") other.value = policy.value;
+  check(other);
+  later();
+});
+
+// --- links ---------------------------------------------------------------------------------------
+
+const packed = (text) => {
+  const bytes = Array.from(new TextEncoder().encode(text), (byte) => String.fromCharCode(byte));
+  return btoa(bytes.join("")).replaceAll("+", "-").replaceAll("/", "_").replaceAll("=", "");
+};
+const unpacked = (text) => {
+  const bytes = atob(text.replaceAll("-", "+").replaceAll("_", "/"));
+  return new TextDecoder().decode(Uint8Array.from(bytes, (byte) => byte.charCodeAt(0)));
+};
+
+$("share").onclick = () => {
+  const parts = new URLSearchParams({ policy: packed(policy.value) });
+  if (compares()) parts.set("other", packed(other.value));
+  history.replaceState(null, "", `#${parts}`);
+  $("shared").hidden = false;
+  $("link").value = location.href;
+  $("link").select();
+  navigator.clipboard?.writeText(location.href).catch(() => {}); // the link is selected, too
+};
+
+// Takes the policies of the address, if it has some.
+function open_link() {
+  const parts = new URLSearchParams(location.hash.slice(1));
+  try {
+    if (!parts.has("policy")) return false;
+    policy.value = unpacked(parts.get("policy"));
+    if (parts.has("other")) {
+      other.value = unpacked(parts.get("other"));
+      comparison.open = true;
+    }
+  } catch {
+    tell("The link is damaged: it holds no policy.", true);
+    return false;
+  }
+  $("log").scrollIntoView();
+  areRight();
+  later();
+  return true;
+}
+addEventListener("hashchange", open_link);
+
+// --- the replay ----------------------------------------------------------------------------------
+
+let files = [], worker = null, timer = 0;
+
+function tell(text, isWrong = false) {
+  $("status").textContent = text;
+  $("status").classList.toggle("wrong", isWrong);
+}
+
+function stop() {
+  clearTimeout(timer);
+  worker?.terminate();
+  worker = null;
+  $("running").hidden = true;
+}
+
+// Begins anew when the user has paused.
+function later() {
+  stop();
+  timer = setTimeout(run, 400);
+}
+
+function run() {
+  stop();
+  if (files.length === 0) return;
+  if (!areRight()) return tell("Mend the policy to see what it would have done.", true);
+  const request = {
+    policy: policy.value, other: compares() ? other.value : null,
+    files: files.map(({ name }) => name), format: $("format").value, log_format: $("log-format").value.trim(),
+  };
+  $("progress").value = 0;
+  $("running").hidden = false;
+  tell("Replaying …");
+  worker = new Worker(workerUrl);
+  worker.postMessage({ module, request, files: files.map(({ blob }) => blob) });
+  worker.onmessage = ({ data }) => {
+    if (data.read !== undefined) {
+      $("progress").value = data.read;
+      return;
+    }
+    stop();
+    if (data.failed) tell(data.failed, true); else show(data.told);
+  };
+  worker.onerror = ({ message }) => {
+    stop();
+    tell(`The replay has stopped: ${message}. The log may be too large for this browser.`, true);
+  };
+}
+
+const report = $("report");
+const fit = () => { report.style.height = `${report.contentDocument.documentElement.scrollHeight}px`; };
+addEventListener("resize", fit);
+report.onload = () => {
+  fit();
+  report.contentDocument.addEventListener("toggle", fit, true); // lines that fold out
+};
+
+function show({ page, said }) {
+  tell("Done.");
+  report.hidden = false;
+  report.srcdoc = page;
+  $("said").hidden = said.length === 0;
+  $("said").lastElementChild.replaceChildren(...said.map((line) => {
+    const item = document.createElement("li");
+    item.textContent = line;
+    return item;
+  }));
+  URL.revokeObjectURL($("save").href);
+  $("save").href = URL.createObjectURL(new Blob([page], { type: "text/html" }));
+  $("save").hidden = false;
+}
+
+function take(list) {
+  files = Array.from(list, (file) => ({ name: file.name, blob: file }));
+  run();
+}
+
+$("files").onchange = () => take($("files").files);
+$("example").onclick = () => {
+  files = [{ name: "access.log", blob: exampleLog }];
+  run();
+};
+$("cancel").onclick = () => { stop(); tell("Cancelled."); };
+$("format").onchange = later;
+$("log-format").oninput = later;
+for (const name of ["dragover", "dragleave", "drop"]) {
+  $("drop").addEventListener(name, (event) => {
+    event.preventDefault();
+    $("drop").classList.toggle("over", name === "dragover");
+    if (name === "drop") take(event.dataTransfer.files);
+  });
+}
+for (const { name, about } of JSON.parse(formats())) {
+  $("format").add(new Option(name === "auto" ? name : `${name}: ${about}`, name));
+}
+redraw();
+if (!open_link()) policy.value = examplePolicy;
+areRight();
+document.documentElement.dataset.ready = "";
