@@ -1,16 +1,16 @@
 //! What the tool reads: policies, records and logs, from files and from standard input.
 
 use std::fs::{self, File};
-use std::io::{self, Cursor, Read, Write};
+use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
 use std::thread;
 use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressStyle};
 use ratelimit_core::{AnyAlgorithm, Limits};
 use ratelimit_replay::failure::Failure;
-use ratelimit_replay::input::{NamedInput, decompressed};
+use ratelimit_replay::input::{Batch, Batches, NamedInput, decompressed};
 use ratelimit_replay::policy;
 use ratelimit_replay::records::{self, GivenRecord};
 use ratelimit_replay::replay::{Format, Reading, ReplayedRequests};
@@ -18,10 +18,9 @@ use ratelimit_replay::watcher::Watcher;
 
 use crate::interrupt::Interrupt;
 
-const CHUNK_BYTES: usize = 128 * 1024;
-/// The most chunks in the queue: enough to keep both threads busy, and little memory.
-const CHUNKS: usize = 8;
-/// How often a reader that waits for input checks the interrupt.
+/// The most batches that wait to be decided: enough to keep both threads busy, and little memory.
+const BATCHES: usize = 8;
+/// How often a replay that waits for input checks the interrupt.
 const LOOK_UP: Duration = Duration::from_millis(50);
 
 /// Whether a path stands for standard input or output.
@@ -74,20 +73,26 @@ pub(crate) fn requests(
     let mut inputs = Vec::with_capacity(paths.len());
     let mut total = Some(0_u64);
     for path in paths {
-        let (source, length) = InputSource::open(path, interrupt.clone(), &bar)?;
+        let (input, length) = open(path)?;
         total = total.zip(length).map(|(total, length)| total.saturating_add(length));
-        inputs.push(NamedInput { name: path.clone(), bytes: Box::new(source) });
+        let input = Decompressed::Not(Box::new(bar.wrap_read(input)));
+        inputs.push(NamedInput { name: path.clone(), bytes: Box::new(input) });
     }
+    show_progress(&bar, total);
+    let terminal = Terminal { bar, interrupt: interrupt.clone() };
+    Ok(ReplayedRequests::new(inputs, format, Box::new(terminal), how))
+}
+
+/// Lets a bar show how much is read of so many bytes, in 80 columns.
+fn show_progress(bar: &ProgressBar, total: Option<u64>) {
     let template = match total {
-        Some(_) => "{bar:40} {percent:>3}%  {bytes} of {total_bytes}, {bytes_per_sec}, {eta} to go",
+        Some(_) => "{bar:20} {percent:>3}% of {total_bytes}, {bytes_per_sec}, {eta} to go",
         None => "{spinner} {bytes} read, {bytes_per_sec}",
     };
     if let Ok(style) = ProgressStyle::with_template(template) {
         bar.set_style(style);
     }
     bar.set_length(total.unwrap_or_default());
-    let terminal = Terminal { bar, interrupt: interrupt.clone() };
-    Ok(ReplayedRequests::new(inputs, format, Box::new(terminal), how))
 }
 
 /// The user at a terminal.
@@ -106,6 +111,21 @@ impl Watcher for Terminal {
         // With standard error closed, the line has nowhere to go.
         self.bar.suspend(|| drop(writeln!(io::stderr(), "{line}")));
     }
+
+    /// A separate thread reads, decompresses and parses an input: waiting for a slow pipe then
+    /// never delays an interrupt, and a second processor has its share.
+    fn read(&self, input: Batches) -> io::Result<Box<dyn Iterator<Item = Batch>>> {
+        let (sender, batches) = sync_channel(BATCHES);
+        let read = move || {
+            for batch in input {
+                if sender.send(batch).is_err() {
+                    break; // the replay has ended
+                }
+            }
+        };
+        thread::Builder::new().name("input".to_owned()).spawn(read)?;
+        Ok(Box::new(ReadAhead { batches, interrupt: self.interrupt.clone() }))
+    }
 }
 
 impl Drop for Terminal {
@@ -114,86 +134,134 @@ impl Drop for Terminal {
     }
 }
 
-/// The decompressed bytes of an input.
-///
-/// A separate thread reads and decompresses them: waiting for a slow pipe then never delays an
-/// interrupt, and decompression uses a second processor.
-struct InputSource {
-    chunks: Receiver<io::Result<Vec<u8>>>,
-    chunk: Cursor<Vec<u8>>,
+/// What a thread has read.
+struct ReadAhead {
+    batches: Receiver<Batch>,
     interrupt: Interrupt,
 }
 
-impl InputSource {
-    /// Opens the input of this name; `-` is standard input. Returns its length, too, if it has one.
-    /// The bar shows what has been read, before decompression, as the length is.
-    fn open(
-        path: &Path,
-        interrupt: Interrupt,
-        bar: &ProgressBar,
-    ) -> Result<(Self, Option<u64>), Failure> {
-        let refuse = |error: io::Error| {
-            Failure::input(format!(
-                "{}: the input cannot be read: {error}; name an access log or a trace, or `-`",
-                path.display()
-            ))
-        };
-        let (mut length, mut input): (_, Box<dyn Read + Send>) = (None, Box::new(io::stdin()));
-        if !is_dash(path) {
-            let file = File::open(path).map_err(refuse)?;
-            let metadata = file.metadata().map_err(refuse)?;
-            if metadata.is_dir() {
-                return Err(refuse(io::ErrorKind::IsADirectory.into()));
-            }
-            length = metadata.is_file().then_some(metadata.len());
-            input = Box::new(file);
-        }
-        let (input, (sender, chunks)) = (bar.wrap_read(input), sync_channel(CHUNKS));
-        let read = move || {
-            if let Err(error) = send_chunks(input, &sender) {
-                let _ = sender.send(Err(error));
-            }
-        };
-        let thread = thread::Builder::new().name("input".to_owned()).spawn(read);
-        thread.map_err(|error| Failure::input(format!("no thread for reading: {error}")))?;
-        Ok((Self { chunks, chunk: Cursor::default(), interrupt }, length))
-    }
-}
+impl Iterator for ReadAhead {
+    type Item = Batch;
 
-impl Read for InputSource {
-    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+    fn next(&mut self) -> Option<Batch> {
         loop {
-            let taken = self.chunk.read(buffer)?;
-            if taken > 0 || buffer.is_empty() {
-                return Ok(taken);
-            }
-            match self.chunks.recv_timeout(LOOK_UP) {
-                Ok(chunk) => self.chunk = Cursor::new(chunk?),
-                Err(RecvTimeoutError::Disconnected) => return Ok(0),
-                // The caller checks the interrupt before it trusts the end of the input.
-                Err(RecvTimeoutError::Timeout) if self.interrupt.is_raised() => return Ok(0),
+            match self.batches.recv_timeout(LOOK_UP) {
+                Ok(batch) => return Some(batch),
+                Err(RecvTimeoutError::Disconnected) => return None,
+                // The replay checks the interrupt before it trusts the end of the input.
+                Err(RecvTimeoutError::Timeout) if self.interrupt.is_raised() => return None,
                 Err(RecvTimeoutError::Timeout) => {}
             }
         }
     }
 }
 
-fn send_chunks(
-    input: impl Read + 'static,
-    sender: &SyncSender<io::Result<Vec<u8>>>,
-) -> io::Result<()> {
-    let mut input = decompressed(input)?;
-    loop {
-        let mut chunk = vec![0; CHUNK_BYTES];
-        let length = match input.read(&mut chunk) {
-            Ok(0) => return Ok(()),
-            Ok(length) => length,
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
-            Err(error) => return Err(error),
-        };
-        chunk.truncate(length);
-        if sender.send(Ok(chunk)).is_err() {
-            return Ok(()); // the reader has gone
+/// The input at this path, and its length, if it has one; `-` is standard input.
+fn open(path: &Path) -> Result<(Box<dyn Read + Send>, Option<u64>), Failure> {
+    if is_dash(path) {
+        return Ok((Box::new(io::stdin()), None));
+    }
+    let refuse = |error: io::Error| {
+        Failure::input(format!(
+            "{}: the input cannot be read: {error}; name an access log or a trace, or `-`",
+            path.display()
+        ))
+    };
+    let file = File::open(path).map_err(refuse)?;
+    let metadata = file.metadata().map_err(refuse)?;
+    if metadata.is_dir() {
+        return Err(refuse(io::ErrorKind::IsADirectory.into()));
+    }
+    let length = metadata.is_file().then_some(metadata.len());
+    Ok((Box::new(file), length))
+}
+
+/// The decompressed bytes of an input, of which none is read before it is asked for.
+enum Decompressed {
+    Not(Box<dyn Read + Send>),
+    Is(Box<dyn Read + Send>),
+}
+
+impl Read for Decompressed {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        if let Self::Not(input) = self {
+            *self = Self::Is(decompressed(std::mem::replace(input, Box::new(io::empty())))?);
+        }
+        let (Self::Not(input) | Self::Is(input)) = self;
+        input.read(buffer)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::{Arc, Mutex};
+
+    use indicatif::{ProgressDrawTarget, TermLike};
+
+    use super::*;
+
+    /// A wide terminal, and what was written on it.
+    #[derive(Clone, Debug, Default)]
+    struct Wide(Arc<Mutex<Vec<String>>>);
+
+    impl TermLike for Wide {
+        fn width(&self) -> u16 {
+            200
+        }
+
+        fn move_cursor_up(&self, _: usize) -> io::Result<()> {
+            Ok(())
+        }
+
+        fn move_cursor_down(&self, _: usize) -> io::Result<()> {
+            Ok(())
+        }
+
+        fn move_cursor_right(&self, _: usize) -> io::Result<()> {
+            Ok(())
+        }
+
+        fn move_cursor_left(&self, _: usize) -> io::Result<()> {
+            Ok(())
+        }
+
+        fn write_line(&self, line: &str) -> io::Result<()> {
+            self.write_str(line)
+        }
+
+        fn write_str(&self, text: &str) -> io::Result<()> {
+            self.0.lock().expect("no panic").push(text.trim_end().to_owned());
+            Ok(())
+        }
+
+        fn clear_line(&self) -> io::Result<()> {
+            Ok(())
+        }
+
+        fn flush(&self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn the_bar_fits_80_columns_and_has_a_share_a_rate_and_an_end() {
+        for (total, parts) in [
+            (Some(1_047_552 << 20), &["10% of 1023.00 GiB", "/s, ", " to go"][..]),
+            (None, &["102.30 GiB read, ", "/s"]),
+        ] {
+            let terminal = Wide::default();
+            let target = ProgressDrawTarget::term_like(Box::new(terminal.clone()));
+            let bar = ProgressBar::with_draw_target(None, target);
+            show_progress(&bar, total);
+            bar.set_position((1_047_552 << 20) / 10);
+            bar.tick();
+            bar.force_draw();
+            let written = terminal.0.lock().expect("no panic").clone();
+            let longest = written.iter().map(|line| line.chars().count()).max();
+            // What changes with the speed takes at most so much more.
+            assert!(longest.is_some_and(|chars| chars <= 80 - "1023.99 ".len()), "{written:?}");
+            let has = |line: &String| parts.iter().all(|part| line.contains(part));
+            assert!(written.iter().any(has), "{written:?}");
         }
     }
 }

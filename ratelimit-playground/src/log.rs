@@ -10,7 +10,6 @@ use ratelimit_memory::MemoryStore;
 use ratelimit_replay::failure::Failure;
 use ratelimit_replay::input::{FormatArg, LogFormat, NamedInput, OwnFormat, decompressed};
 use ratelimit_replay::named::Named as _;
-use ratelimit_replay::nearness::MAX_CALLERS;
 use ratelimit_replay::replay::{Format, Judge, Reading, Replay, ReplayedRequests};
 use ratelimit_replay::summary::Report;
 use ratelimit_replay::watcher::Watcher;
@@ -119,15 +118,13 @@ impl Request {
         let mut requests = ReplayedRequests::new(inputs, &self.format()?, watcher, how);
         let (limits, note) = requests.applicable(limits)?;
         let other = other.map(|other| requests.applicable(other)).transpose()?;
-        let unbounded = suggest::unbounded(&limits);
-        let unbounded = unbounded.map_err(|error| Failure::input(error.to_string()))?;
-        let (this, needs) = (limiter(&limits), limiter(&unbounded));
+        let this = limiter(&limits);
+        let judge = Judge::new(&this, false, false).observing();
         let (other, other_note) = other.unzip();
         let other = other.as_ref().map(limiter);
         let replay = Replay {
-            this: Judge::new(&this, Some(MAX_CALLERS), false),
-            other: other.as_ref().map(|other| Judge::new(other, None, false)),
-            needs: Some(Judge::observing(&needs, &limits)),
+            this: judge.map_err(|error| Failure::input(error.to_string()))?,
+            other: other.as_ref().map(|other| Judge::new(other, false, false)),
             requests,
             decisions: None,
         };
@@ -135,6 +132,7 @@ impl Request {
         let fine = outcome.order.is_in_seconds.then(|| suggest::finer_than_a_second(&limits));
         let other_note = other_note.flatten().map(|note| format!("{OTHER}: {note}"));
         let notes = [outcome.order.note(), fine.flatten(), note, other_note].into_iter().flatten();
+        let notes = notes.chain(outcome.hints.clone());
         let notes = notes.chain(outcome.warnings(POLICY, other.is_some().then_some(OTHER)));
         let notes = notes.chain(outcome.ending()).collect();
         let decisions = text::plural(outcome.tally.decisions(), "decision", "decisions");

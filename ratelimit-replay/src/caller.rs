@@ -2,8 +2,10 @@
 
 use std::borrow::Cow;
 
+use compact_str::CompactString;
 use ratelimit_core::{AnyAlgorithm, Condition, ConfigError, Identifiers, Limit, Limits};
 use serde::{Serialize, Serializer};
+use smallvec::SmallVec;
 
 use crate::failure::Failure;
 
@@ -12,16 +14,19 @@ use crate::failure::Failure;
 pub struct Caller {
     /// The bare key.
     #[serde(rename = "key", skip_serializing_if = "Option::is_none")]
-    pub bare: Option<String>,
+    pub bare: Option<CompactString>,
     /// The identifiers by name.
     #[serde(rename = "keys", skip_serializing_if = "Named::is_untold")]
     pub named: Named,
 }
 
+/// As many identifiers as most requests have.
+const FEW: usize = 4;
+
 /// Identifiers by name, in the order of the input.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Named {
-    pub(crate) list: Vec<(Cow<'static, str>, String)>,
+    pub(crate) list: SmallVec<[(Cow<'static, str>, CompactString); FEW]>,
     /// Whether a decision line names only the bare key. That is so for access logs: the address
     /// identifies the caller, and the path would make every line long.
     pub(crate) bare_only: bool,
@@ -111,7 +116,7 @@ impl Caller {
                     list_identifiers(limits)
                 )));
             }
-            caller.bare = Some(bare.to_owned());
+            caller.bare = Some(bare.into());
         }
         if !limits.iter().any(|limit| limit.key_for(&caller).is_some()) {
             return Err(Failure::input(match keys {
@@ -160,7 +165,7 @@ impl Caller {
 
     /// The caller as people read it: `alice`, or `ip=192.0.2.7 user=bob`.
     pub fn display(&self) -> String {
-        let bare = self.bare.iter().cloned();
+        let bare = self.bare.iter().map(ToString::to_string);
         crate::text::printable(&bare.chain(self.named.parts()).collect::<Vec<_>>().join(" "), 200)
     }
 }

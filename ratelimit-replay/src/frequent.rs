@@ -11,7 +11,12 @@ use std::collections::HashMap;
 /// How often texts came, of the most frequent.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Frequent {
-    counts: HashMap<Box<str>, Count>,
+    /// Each beside the number of texts that had been counted when it came.
+    counts: HashMap<Box<str>, (Count, u64)>,
+    /// How many texts were counted one by one.
+    begun: u64,
+    /// How many texts came before any was counted.
+    before: u64,
 }
 
 /// How often a text came at most, and of these, how many may have been others.
@@ -22,27 +27,36 @@ pub(crate) struct Count {
 }
 
 impl Frequent {
+    /// Counts texts after so many that are not counted.
+    pub(crate) fn after(before: u64) -> Self {
+        Self { before, ..Self::default() }
+    }
+
     /// Counts a text; `places`: how many are counted.
     pub(crate) fn count(&mut self, text: &str, places: usize) {
-        if let Some(count) = self.counts.get_mut(text) {
+        if let Some((count, _)) = self.counts.get_mut(text) {
             count.most += 1;
             return;
         }
-        let mut others = 0;
+        let mut others = self.before;
         if self.counts.len() >= places {
-            let least = self.counts.iter().min_by_key(|(text, count)| (count.most, Reverse(*text)));
-            let Some((least, count)) = least.map(|(text, count)| (text.clone(), count.most)) else {
+            // Of several, the one that has been counted longest.
+            let least = self.counts.iter().min_by_key(|(_, (count, since))| (count.most, *since));
+            let Some((least, count)) = least.map(|(text, (count, _))| (text.clone(), count.most))
+            else {
                 return;
             };
             others = count;
             self.counts.remove(&least);
         }
-        self.counts.insert(text.into(), Count { most: others + 1, others });
+        self.begun += 1;
+        self.counts.insert(text.into(), (Count { most: others + 1, others }, self.begun));
     }
 
     /// The texts that came most often, and how often each did.
     pub(crate) fn top(&self, most: usize) -> Vec<(&str, Count)> {
-        let mut all: Vec<_> = self.counts.iter().map(|(text, count)| (&**text, *count)).collect();
+        let mut all: Vec<_> =
+            self.counts.iter().map(|(text, (count, _))| (&**text, *count)).collect();
         all.sort_unstable_by_key(|(text, count)| (Reverse(count.most), count.others, *text));
         all.truncate(most);
         all

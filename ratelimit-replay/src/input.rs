@@ -2,6 +2,7 @@
 
 mod access_log;
 mod address;
+mod batches;
 mod compressed;
 mod csv;
 mod entry;
@@ -20,24 +21,26 @@ mod request;
 mod source;
 mod w3c;
 
+pub use batches::{Batch, Batches};
+pub(crate) use batches::{LineFormat, ReadLine};
 pub use entry::{BadLine, InputEntry};
-pub(crate) use entry::{NAMED_BAD_LINES, OTHERS, TOO_LONG, kept_line, line_text};
-pub(crate) use format::{Detector, LINES as DETECTED_LINES};
+pub(crate) use entry::{NAMED_BAD_LINES, OTHERS, line_text};
+pub(crate) use format::Detector;
 pub use found::{LineTimeArg, LogOptions, Source, UnitArg};
 pub(crate) use guess::guess;
 pub use json_log::JsonFields;
 pub(crate) use jsonl::reason;
 pub(crate) use lines::Lines;
 pub use log_format::LogFormat;
-pub(crate) use parser::Parser;
 pub use parser::{FormatArg, OwnFormat};
 pub use source::{NamedInput, decompressed, names_of};
 
 #[cfg(test)]
 mod tests {
-    use std::rc::Rc;
+    use std::sync::Arc;
 
     use super::lines::Line;
+    use super::parser::Parser;
     use super::*;
     use proptest::prelude::*;
 
@@ -78,7 +81,7 @@ mod tests {
             let (head, lines) = sample.split_once('\n').expect("a head and lines");
             let words: Vec<_> = head.trim_start_matches("== ").split(" | ").collect();
             let [name, expected] = words[..] else { panic!("{head}") };
-            let mut detector = Detector::new(FormatArg::Auto, None, Rc::default());
+            let mut detector = Detector::new(FormatArg::Auto, None, Arc::default());
             let (mut parser, mut read) = (None::<Parser>, Vec::new());
             let mut input = Lines::new(Box::new(lines.trim_end().as_bytes()));
             while let Some(line) = input.next().expect("in memory") {
@@ -148,7 +151,7 @@ mod tests {
             let line_time = Some(LineTimeArg::End);
             let options = LogOptions { identifiers: tenant, line_time, ..LogOptions::default() };
             let own = OwnFormat::Text(LogFormat::parse(format).expect(format));
-            let parser = Parser::own(&own, line.as_bytes(), &Rc::new(options));
+            let parser = Parser::own(&own, line.as_bytes(), &Arc::new(options));
             let mut parser = parser.unwrap_or_else(|error| panic!("{format}: {error}"));
             let entry = parser.parse(line.as_bytes()).expect(format).expect("a request");
             let names = ["ip", "user", "method", "tenant", "of_path"];
@@ -197,7 +200,7 @@ mod tests {
             ),
         ] {
             let own = OwnFormat::Text(LogFormat::parse(format).expect(format));
-            let options = Rc::new(LogOptions::default());
+            let options = Arc::new(LogOptions::default());
             let parser = Parser::own(&own, line.as_bytes(), &options);
             let mut parser = parser.unwrap_or_else(|error| panic!("{format}: {error}"));
             let entry = parser.parse(line.as_bytes()).expect(format).expect("a request");
@@ -226,7 +229,7 @@ mod tests {
             (" \"203.0.113.9\" 0.250 0.248", &["--identifier ip=forwarded", "--log-format"]),
         ] {
             let line = format!("{line}{end}");
-            let options = Rc::new(LogOptions::default());
+            let options = Arc::new(LogOptions::default());
             let found = Parser::find(FormatArg::Auto, line.as_bytes(), &options);
             let mut parser = found.expect("no option").expect("an access log");
             assert!(parser.parse(line.as_bytes()).is_ok_and(|entry| entry.is_some()), "{line}");
@@ -239,7 +242,7 @@ mod tests {
         let options = LogOptions { identifiers: vec![asked], ..LogOptions::default() };
         for (end, client) in [("203.0.113.9, 10.0.0.1", "203.0.113.9"), ("-", "192.0.2.7")] {
             let line = format!("{line} \"{end}\"");
-            let found = Parser::find(FormatArg::Auto, line.as_bytes(), &Rc::new(options.clone()));
+            let found = Parser::find(FormatArg::Auto, line.as_bytes(), &Arc::new(options.clone()));
             let mut parser = found.expect("such a field").expect("an access log");
             let entry = parser.parse(line.as_bytes()).expect("right").expect("a request");
             assert_eq!(entry.caller.identifier("ip"), Some(client), "{end}");
@@ -277,14 +280,14 @@ mod tests {
             ..LogOptions::default()
         };
         let own = OwnFormat::Text(LogFormat::parse("$remote_addr [$time_local]").expect("right"));
-        let error = Parser::own(&own, b"", &Rc::new(options)).err().expect("no such field");
+        let error = Parser::own(&own, b"", &Arc::new(options)).err().expect("no such field");
         assert_eq!(error, "the format has no field \"$http_x\"; it has $remote_addr, $time_local");
     }
 
     proptest! {
         #[test]
         fn no_bytes_panic_a_parser(lines in prop::collection::vec(bytes(), 1..4)) {
-            let options = Rc::new(LogOptions::default());
+            let options = Arc::new(LogOptions::default());
             for format in [FormatArg::Combined, FormatArg::Jsonl] {
                 let mut parser = Parser::to_explain(format, &options).expect("no header");
                 for line in &lines {
@@ -292,7 +295,7 @@ mod tests {
                 }
             }
             for format in [FormatArg::Auto, FormatArg::Csv] {
-                let mut detector = Detector::new(format, None, Rc::clone(&options));
+                let mut detector = Detector::new(format, None, Arc::clone(&options));
                 for (number, line) in (1..).zip(&lines) {
                     let _ = detector.look(Line { number, bytes: Some(line) });
                 }

@@ -18,15 +18,18 @@
 #![cfg_attr(test, allow(clippy::expect_used, clippy::unwrap_used, clippy::panic))]
 #![allow(clippy::missing_errors_doc, clippy::must_use_candidate)]
 
+mod by_hash;
 pub mod caller;
 pub mod compare;
 pub mod decision_line;
 pub mod failure;
 mod frequent;
 pub mod input;
+mod leases;
 pub mod lint;
 pub mod named;
 pub mod nearness;
+mod observed;
 pub mod policy;
 pub mod records;
 pub mod replay;

@@ -12,14 +12,12 @@ use crate::decision_line::{DecisionLine, json_line};
 use crate::failure::Failure;
 use crate::input::{BadLine, FormatArg, NAMED_BAD_LINES};
 use crate::named::Named as _;
-use crate::suggest::Needs;
 use crate::summary::WARNING;
 use crate::tally::{Decided, Tally};
 use crate::text::plural;
 use crate::watcher::Watcher;
 
 mod judge;
-mod leases;
 mod requests;
 
 pub use judge::Judge;
@@ -32,8 +30,6 @@ pub struct Replay<'r, S> {
     pub this: Judge<'r, S>,
     /// The policy to compare with.
     pub other: Option<Judge<'r, S>>,
-    /// The limits without a bound, if what callers need is to be observed.
-    pub needs: Option<Judge<'r, S>>,
     /// What is decided.
     pub requests: ReplayedRequests,
     /// Where the decisions are written to.
@@ -86,8 +82,10 @@ impl ReplayOutcome {
             if tally.nothing_applied() {
                 warnings.push(format!("{WARNING}{name}: no limit applied to any request"));
             }
+            warnings.extend(tally.left_out().map(|left_out| format!("{name}: {left_out}")));
             warnings.extend(tally.unmet().map(|unmet| format!("{WARNING}{name}: {unmet}")));
         }
+        warnings.extend(self.comparison.as_ref().and_then(Comparison::left_out));
         warnings
     }
 
@@ -111,13 +109,7 @@ impl<S: Store<AnyAlgorithm>> Replay<'_, S> {
     pub async fn run(mut self) -> ReplayOutcome {
         let mut comparison = Comparison::default();
         let mut ended = self.decide_all(&mut comparison).await;
-        let Self { mut this, other, needs, requests, decisions } = self;
-        let needs = needs
-            .iter()
-            .flat_map(|judge| Needs::from_nearness(this.limiter.limits(), judge.tally.nearness()));
-        for (counts, needs) in this.tally.limits.iter_mut().zip(needs) {
-            counts.needs = Some(needs);
-        }
+        let Self { mut this, other, requests, decisions } = self;
         let (format, order, hints) = (requests.format(), requests.order(), requests.hints());
         let trouble = &requests.trouble;
         (this.tally.bad_lines, this.tally.refused_operations) =
@@ -161,14 +153,14 @@ impl<S: Store<AnyAlgorithm>> Replay<'_, S> {
                 _ => judge.forget().await.err().map(|error| format!(": {error}")),
             });
         }
-        let comparison = other.map(|other| Comparison { tally: other.tally, ..comparison });
-        let tally = this.tally;
+        let comparison = other.map(|other| Comparison { tally: other.into_tally(), ..comparison });
+        let tally = this.into_tally();
         ReplayOutcome { tally, format, order, hints, ended, left_behind, is_void, comparison }
     }
 
     /// Decides all requests, one after the other.
     async fn decide_all(&mut self, comparison: &mut Comparison) -> Result<(), Failure> {
-        let Self { this, other, needs, requests, decisions } = self;
+        let Self { this, other, requests, decisions } = self;
         while let Some(ReplayedRequest { input, number, entry }) = requests.next()? {
             let (name, trouble) = (&*input, &mut requests.trouble);
             let failed = |error: S::Error| {
@@ -197,8 +189,8 @@ impl<S: Store<AnyAlgorithm>> Replay<'_, S> {
                     continue;
                 }
             };
-            if let Some(needs) = needs {
-                let _ = needs.decide(&entry, None).await.map_err(failed)?;
+            if other.is_none() && decisions.is_none() {
+                continue;
             }
             let decided = Decided::new((this.limiter, numbers), &entry, &verdict);
             // An operation that the algorithms of the other policy lack has no effect there.
@@ -273,12 +265,6 @@ impl Trouble {
         self.bad_lines + self.refused
     }
 
-    /// Whether the lines of an input in no known format are reported one by one: nothing else may
-    /// name that input.
-    const fn names_all(&self) -> bool {
-        self.how.strict || self.several
-    }
-
     /// Tells the watcher.
     fn say(&self, line: &str) {
         if !self.how.silent {
@@ -313,18 +299,10 @@ impl Trouble {
         Ok(())
     }
 
-    /// Handles the lines of an input in no known format: those that resemble none are only counted.
-    fn gave_up(&mut self, name: &Path, lines: (Vec<(u64, BadLine)>, u64)) -> Result<(), Failure> {
-        let (told, others) = lines;
-        self.before(name, &told)?;
-        self.bad_lines += others;
-        self.untold += others;
-        Ok(())
-    }
-
-    /// Handles the bad lines before the line that decided the format.
-    fn before(&mut self, name: &Path, bad: &[(u64, BadLine)]) -> Result<(), Failure> {
-        bad.iter().try_for_each(|(number, bad)| self.bad(name, *number, bad))
+    /// Counts lines that resemble no format.
+    const fn untold(&mut self, lines: u64) {
+        self.bad_lines += lines;
+        self.untold += lines;
     }
 }
 
@@ -348,8 +326,8 @@ mod tests {
         let inputs = vec![NamedInput { name: "input".into(), bytes }];
         let (format, how) = (Format::default(), Reading::default());
         let requests = ReplayedRequests::new(inputs, &format, Box::new(()), how);
-        let this = Judge::new(limiter, None, false);
-        let replay = Replay { this, other: None, needs: None, requests, decisions: None };
+        let this = Judge::new(limiter, false, false);
+        let replay = Replay { this, other: None, requests, decisions: None };
         let outcome = pollster::block_on(replay.run());
         assert_eq!(outcome.tally.decisions(), 41);
         let failure = outcome.ended.expect_err("it failed");

@@ -154,14 +154,24 @@ fn offender_rows(tally: &Tally, offender: &Offender<'_>) -> Markup {
                 details {
                     summary {
                         (by_limit(tally, denials))
-                        @for (path, denied) in denials.paths.top(PATHS) {
-                            " · " (printable(path, NAME_CHARS)) "\u{a0}"
-                            @if denied.others > 0 { "≤\u{2009}" }
-                            "×" (count(denied.most))
+                        @if let Some(details) = &denials.details {
+                            @for (path, denied) in details.paths.top(PATHS) {
+                                " · " (printable(path, NAME_CHARS)) "\u{a0}"
+                                @if denied.others > 0 { "≤\u{2009}" }
+                                "×" (count(denied.most))
+                            }
+                            @if let Some(agent) = &details.agent { " · " (printable(agent, NAME_CHARS)) }
                         }
-                        @if let Some(agent) = &denials.agent { " · " (printable(agent, NAME_CHARS)) }
                     }
-                    @for line in &denials.lines { pre { (line) } }
+                    @match &denials.details {
+                        None => p.faint { "No line is kept: others were denied more often." },
+                        Some(details) => {
+                            @if details.before > 0 {
+                                p.faint { "The first " (plural(details.before, "denied line is", "denied lines are")) " not kept." }
+                            }
+                            @for line in &details.lines { pre { (line) } }
+                        }
+                    }
                 }
             } }
         }

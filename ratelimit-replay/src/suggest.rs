@@ -5,17 +5,17 @@
 //! capacity and any larger one the limit alone denies it nothing, with a smaller one at least once.
 //! A forced charge counts in full.
 
-use std::cmp::Reverse;
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 
-use ratelimit_core::{Algorithm, AnyAlgorithm, ConfigError, Limit, LimitCosts, Limits, Timestamp};
+use ratelimit_core::{Algorithm, AnyAlgorithm, ConfigError, Limit, Limits, Timestamp};
 
-use crate::nearness::Nearness;
 use crate::text::decimal;
 
 /// These limits without a bound, to observe what callers use: one for each window of each. The
 /// first has the limit's name. A rate of 0 counts as one of 1, which a bound can be raised from.
-pub fn unbounded(limits: &Limits<AnyAlgorithm>) -> Result<Limits<AnyAlgorithm>, ConfigError> {
+pub(crate) fn unbounded(
+    limits: &Limits<AnyAlgorithm>,
+) -> Result<Limits<AnyAlgorithm>, ConfigError> {
     let mut unbounded = Vec::new();
     for (place, limit) in limits.iter().enumerate() {
         for (nth, window) in windows(limit.algorithm()).into_iter().enumerate() {
@@ -40,15 +40,6 @@ fn further(limits: &Limits<AnyAlgorithm>, place: usize, nth: usize) -> String {
     name
 }
 
-/// These costs with those of the further windows of [`unbounded`], each as that of its limit.
-pub(crate) fn with_windows(costs: &LimitCosts, limits: &Limits<AnyAlgorithm>) -> LimitCosts {
-    limits.iter().enumerate().fold(costs.clone(), |costs, (place, limit)| {
-        let cost = costs.get(limit.name());
-        let further = (1..windows(limit.algorithm()).len()).map(|nth| further(limits, place, nth));
-        further.fold(costs, |costs, name| costs.with(&name, cost))
-    })
-}
-
 /// A limit like this one, of another name and algorithm, that denies. A shadow limit requires no
 /// identifiers.
 pub fn with_algorithm(
@@ -71,7 +62,7 @@ pub fn with_algorithm(
 }
 
 /// The windows of an algorithm, each alone. Algorithms of other kinds are a single one.
-fn windows(algorithm: &AnyAlgorithm) -> Vec<AnyAlgorithm> {
+pub(crate) fn windows(algorithm: &AnyAlgorithm) -> Vec<AnyAlgorithm> {
     let text = algorithm.to_string();
     let alone = |rate: &str| {
         let words = text.split(' ').filter(|word| !is_rate(word) || *word == rate);
@@ -89,52 +80,27 @@ fn is_rate(word: &&str) -> bool {
 pub struct Needs {
     pub(crate) algorithm: AnyAlgorithm,
     /// The capacity that each caller needed, the largest first.
-    needs: Vec<u64>,
+    pub(crate) capacities: Vec<u64>,
+    /// Requests of callers that are not among them, because there were too many callers.
+    pub(crate) left_out: u64,
 }
 
 impl Needs {
-    /// What the callers of each limit needed, from what they used of each limit without a bound.
-    pub fn from_nearness<'n>(
-        limits: &Limits<AnyAlgorithm>,
-        mut used: impl Iterator<Item = Option<&'n Nearness>>,
-    ) -> Vec<Self> {
-        let needs = |limit: &Limit<AnyAlgorithm>| {
-            let algorithm = *limit.algorithm();
-            let mut needs: HashMap<&str, u64> = HashMap::new();
-            for (window, used) in windows(&algorithm).iter().zip(&mut used) {
-                for (key, used) in used.into_iter().flat_map(Nearness::most_used) {
-                    // The smallest capacity of the algorithm that gives this window, in its ratio,
-                    // room for that.
-                    let [capacity, of_window] =
-                        [algorithm.capacity(), window.capacity()].map(|n| u128::from(n.max(1)));
-                    let need = u128::from(used.saturating_sub(1)) * capacity / of_window + 1;
-                    let need = u64::try_from(need);
-                    let most = needs.entry(key).or_default();
-                    *most = need.unwrap_or(u64::MAX).max(*most);
-                }
-            }
-            let mut needs: Vec<_> = needs.into_values().collect();
-            needs.sort_unstable_by_key(|need| Reverse(*need));
-            Self { algorithm, needs }
-        };
-        limits.iter().map(needs).collect()
-    }
-
     /// The number of callers.
     pub const fn callers(&self) -> u64 {
-        self.needs.len() as u64
+        self.capacities.len() as u64
     }
 
     /// How many callers this algorithm alone denies at least once.
     pub fn callers_denied_by(&self, algorithm: &AnyAlgorithm) -> u64 {
-        self.needs.partition_point(|need| *need > algorithm.capacity()) as u64
+        self.capacities.partition_point(|need| *need > algorithm.capacity()) as u64
     }
 
     /// The algorithm with the smallest capacity that denies at most this many callers; `None` if
     /// there was no caller, the algorithm has no capacity that is large enough, or its rate is 0:
     /// it denies on purpose.
     pub fn smallest(&self, most_denied: u64) -> Option<AnyAlgorithm> {
-        self.needs.first().filter(|_| self.algorithm.capacity() > 0)?;
+        self.capacities.first().filter(|_| self.algorithm.capacity() > 0)?;
         let least = least_capacity(&self.algorithm);
         with_capacity(&self.algorithm, self.after(most_denied).unwrap_or(1).max(least))
     }
@@ -146,14 +112,14 @@ impl Needs {
 
     /// The largest need after those of so many callers.
     fn after(&self, callers: u64) -> Option<u64> {
-        self.needs.get(usize::try_from(callers).ok()?).copied()
+        self.capacities.get(usize::try_from(callers).ok()?).copied()
     }
 
     /// The number of callers by what they needed: exactly below 100, above rounded up to two
     /// digits.
     pub(crate) fn histogram(&self) -> BTreeMap<u64, u64> {
         let mut histogram = BTreeMap::new();
-        for need in &self.needs {
+        for need in &self.capacities {
             let unit = 10_u64.pow(need.ilog10().saturating_sub(1));
             *histogram.entry(need.div_ceil(unit).saturating_mul(unit)).or_default() += 1;
         }
@@ -257,18 +223,18 @@ impl DeniedShare {
 
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeSet;
+    use std::collections::{BTreeSet, HashMap};
 
+    use ratelimit_core::Timestamp;
     use ratelimit_core::algorithm::Write;
     use ratelimit_core::store::Op;
-    use ratelimit_core::{RateLimiter, Timestamp};
-    use ratelimit_memory::MemoryStore;
     use ratelimit_testkit::limit_in_words;
 
     use super::*;
     use crate::caller::Caller;
     use crate::input::InputEntry;
-    use crate::tally::{Decided, Tally};
+    use crate::observed::Observed;
+    use crate::tally::Tally;
 
     #[test]
     fn a_share_is_exact() {
@@ -324,9 +290,8 @@ mod tests {
             let algorithm = limit.algorithm();
             let with = |algorithm| with_algorithm(&limit, "limit", algorithm).expect(words);
             let limits = Limits::new([limit.clone()]).expect(words);
-            let unbounded = unbounded(&limits).expect(words);
-            let limiter = RateLimiter::new(unbounded, MemoryStore::new());
-            let (mut tally, mut log) = (Tally::new(limiter.limits(), Some(100)), Vec::new());
+            let mut observed = Observed::new(&limits, false).expect(words);
+            let (mut tally, mut log) = (Tally::new(&limits, true), Vec::new());
             let mut random = 1_u64;
             for n in 0..3_000 {
                 random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
@@ -339,14 +304,14 @@ mod tests {
                     _ => Op::Acquire,
                 };
                 let cost = draw / 900 % 3;
-                let caller = Caller { bare: Some(key.clone()), ..Caller::default() };
-                let entry = InputEntry { at, caller, op, ..InputEntry::default() };
-                let request = limiter.request(&entry.caller).cost(cost).at(at);
-                let verdict = pollster::block_on(request.apply(op)).expect("it decides");
-                tally.count(&Decided::new((&limiter, None), &entry, &verdict));
+                let caller = Caller { bare: Some(key.as_str().into()), ..Caller::default() };
+                let costs = cost.into();
+                let entry = InputEntry { at, caller, costs, op, ..InputEntry::default() };
+                observed.count(&entry, &mut tally);
                 log.push((key, at, cost, op));
             }
-            let needs = &Needs::from_nearness(&limits, tally.nearness())[0];
+            let nearness = tally.limits[0].nearness.as_ref().expect("counted");
+            let needs = nearness.needs(*algorithm);
             assert_eq!(needs.callers_denied_by(algorithm), count_denied(&limit, &log), "{words}");
             for most in [0, 1, 5, 20] {
                 let found = needs.smallest(most).expect(words);

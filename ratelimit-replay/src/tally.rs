@@ -1,7 +1,7 @@
 //! [`Tally`]: the counts of a replay.
 
 use std::cmp::Reverse;
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeSet, HashMap};
 
 use ratelimit_core::store::Op;
 use ratelimit_core::{
@@ -9,19 +9,23 @@ use ratelimit_core::{
     RateLimiter, Record, Timestamp, Verdict,
 };
 
+use crate::by_hash::{ByHash, MAX_CALLERS, hash_of};
 use crate::caller::{BARE_NAME, Caller, check_names, names};
 use crate::frequent::Frequent;
 use crate::input::{InputEntry, line_text};
-use crate::nearness::Nearness;
+use crate::nearness::{Nearness, key_hash};
 use crate::records::{self, GivenRecord};
 use crate::suggest::Needs;
+use crate::text::{count, plural};
 use crate::timeline::Timeline;
 
 /// How many identifier names are kept for a warning: a trace may contain as many as it has lines.
 const MAX_NAMES: usize = 16;
-/// How many denied lines are kept of a caller, and of all callers together.
+/// How many denied lines are kept of a caller.
 pub(crate) const LINES: usize = 10;
-const MAX_LINES: usize = 100_000;
+/// Of how many callers the details of denials are kept: of at least so many of those denied most,
+/// and of at most twice as many.
+const DETAILED: usize = 500;
 /// How many paths of a caller are counted.
 const MAX_PATHS: usize = 100;
 
@@ -46,7 +50,9 @@ pub struct Tally {
     pub(crate) timeline: Timeline,
     /// The identifier names of the requests, while the policy uses one that none of them had.
     pub(crate) names: Vec<String>,
-    kept_lines: usize,
+    pub(crate) detailed: Detailed,
+    /// How many callers are counted one by one, by an identifier or under a limit.
+    most_callers: usize,
 }
 
 /// The counts of one limit, in the order of the policy.
@@ -60,7 +66,7 @@ pub struct LimitTally {
     /// How near its callers came, if that is asked for.
     pub nearness: Option<Nearness>,
     /// What its callers needed, if that was observed.
-    pub(crate) needs: Option<Needs>,
+    pub needs: Option<Needs>,
     /// The positions in [`Tally::identifiers`] of the limit's identifiers.
     identifiers: Vec<usize>,
     /// The records of its callers, by key.
@@ -81,6 +87,7 @@ pub struct Decided<'d> {
     pub(crate) limits: &'d Limits<AnyAlgorithm>,
     pub(crate) verdict: &'d Verdict,
     pub(crate) named: NamedDecisions<'d, AnyAlgorithm>,
+    placed: Vec<Placed<'d>>,
 }
 
 /// A limit's decision, and the place of the limit in the policy.
@@ -98,14 +105,16 @@ impl<'d> Decided<'d> {
             Some(numbers) => named.numbers(numbers),
             None => named,
         };
-        Self { entry, limits: limiter.limits(), verdict, named }
+        let limits = limiter.limits();
+        let place = |name: &str| limits.iter().position(|limit| limit.name() == name);
+        let all = named.clone().chain(named.shadow());
+        let placed = all.filter_map(|one| Some((place(one.name())?, one))).collect();
+        Self { entry, limits, verdict, named, placed }
     }
 
     /// What each limit that applies decided, shadow limits last.
     pub fn each(&self) -> impl Iterator<Item = Placed<'d>> {
-        let place = |name: &str| self.limits.iter().position(|limit| limit.name() == name);
-        let all = self.named.clone().chain(self.named.shadow());
-        all.filter_map(move |one| Some((place(one.name())?, one)))
+        self.placed.iter().copied()
     }
 
     /// The enforced ones that denied.
@@ -117,13 +126,15 @@ impl<'d> Decided<'d> {
 /// The counts of the callers under one identifier name.
 pub(crate) struct IdentifierTally {
     pub(crate) name: String,
-    /// By identifier.
-    pub(crate) callers: HashMap<Box<str>, CallerTally>,
+    /// By the hash of the identifier.
+    pub(crate) callers: ByHash<CallerTally>,
+    /// Requests of callers that are not counted, because there were too many.
+    pub(crate) left_out: u64,
 }
 
 /// The counts of one caller.
-#[derive(Default)]
 pub(crate) struct CallerTally {
+    value: Box<str>,
     requests: u64,
     denials: Option<Box<Denials>>,
 }
@@ -136,13 +147,10 @@ pub(crate) struct Denials {
     /// Requests denied because of this caller: by a limit whose first identifier names it.
     pub(crate) requests: u64,
     /// Those denials by the position of the limit in the policy.
-    by_limit: BTreeMap<usize, u64>,
-    /// Those denials by path, if lines are kept.
-    pub(crate) paths: Frequent,
-    /// The user agent of the first of them that tells one, if lines are kept.
-    pub(crate) agent: Option<String>,
-    /// The lines of the first of them, if lines are kept.
-    pub(crate) lines: Vec<String>,
+    by_limit: Vec<(usize, u64)>,
+    /// What the lines of these requests tell, if lines are kept and the caller is among those
+    /// denied most.
+    pub(crate) details: Option<Box<Details>>,
     /// The spells of denials. A spell begins with a denied request, and ends when the wait of its
     /// last denial does, or when a request is admitted before that. One without either has no end.
     pub(crate) spells: u64,
@@ -189,6 +197,34 @@ impl Denials {
     }
 }
 
+/// What the lines of a caller's denied requests tell.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Details {
+    /// How many requests were denied before those.
+    pub(crate) before: u64,
+    pub(crate) paths: Frequent,
+    /// The user agent of the first of them that tells one.
+    pub(crate) agent: Option<String>,
+    /// The lines of the first of them.
+    pub(crate) lines: Vec<String>,
+}
+
+/// Whose details are kept.
+pub(crate) struct Detailed {
+    /// By the place of the identifier and the hash of the caller.
+    callers: Vec<(usize, u64)>,
+    /// Of how many callers they are kept.
+    pub(crate) most: usize,
+    /// Of a caller that was denied so often, or less, none are begun.
+    least: u64,
+}
+
+impl Default for Detailed {
+    fn default() -> Self {
+        Self { callers: Vec::new(), most: DETAILED, least: 0 }
+    }
+}
+
 /// One of the most-denied callers.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Offender<'t> {
@@ -199,26 +235,32 @@ pub(crate) struct Offender<'t> {
 }
 
 impl Tally {
-    /// `nearness`: of how many callers to count how near they came to each limit, which takes
-    /// memory per caller.
-    pub(crate) fn new(limits: &Limits<AnyAlgorithm>, nearness: Option<usize>) -> Self {
+    /// `nearness`: whether to count how near callers came to each limit, which takes memory per
+    /// caller.
+    pub(crate) fn new(limits: &Limits<AnyAlgorithm>, nearness: bool) -> Self {
+        Self::of_at_most(MAX_CALLERS, limits, nearness)
+    }
+
+    /// The same, which counts so many callers one by one.
+    pub(crate) fn of_at_most(most: usize, limits: &Limits<AnyAlgorithm>, nearness: bool) -> Self {
         let mut identifiers: Vec<IdentifierTally> = Vec::new();
         let mut place_of = |name: &str| {
             identifiers.iter().position(|kind| kind.name == name).unwrap_or_else(|| {
-                identifiers.push(IdentifierTally { name: name.into(), callers: HashMap::new() });
+                let (name, callers) = (name.to_owned(), ByHash::new(most));
+                identifiers.push(IdentifierTally { name, callers, left_out: 0 });
                 identifiers.len() - 1
             })
         };
         let tally = |limit: &Limit<AnyAlgorithm>| {
             let identifiers = names(limit).into_iter().map(&mut place_of).collect();
-            let nearness = nearness.map(Nearness::new);
+            let nearness = nearness.then(|| Nearness::of_at_most(most));
             let (limit, needs) = (limit.clone(), None);
             let records = HashMap::new();
             let (applied, denied, warned) = (0, 0, 0);
             LimitTally { limit, applied, denied, warned, nearness, needs, identifiers, records }
         };
         let limits = limits.iter().map(tally).collect();
-        Self { limits, identifiers, ..Self::default() }
+        Self { limits, identifiers, most_callers: most, ..Self::default() }
     }
 
     /// Counts what these records decide, as far as the limits decide by them.
@@ -251,6 +293,14 @@ impl Tally {
         all
     }
 
+    /// Sums up what callers needed, if that was observed.
+    pub(crate) fn sum_up_needs(&mut self) {
+        for counts in &mut self.limits {
+            let algorithm = *counts.limit.algorithm();
+            counts.needs = counts.nearness.as_ref().map(|nearness| nearness.needs(algorithm));
+        }
+    }
+
     /// Whether a limit warns.
     pub(crate) fn warn(&self) -> bool {
         self.limits.iter().any(|counts| counts.limit.warns_at_percent().is_some())
@@ -266,9 +316,23 @@ impl Tally {
         self.requests - self.denied
     }
 
-    /// How near the callers of each limit came, if that is asked for.
-    pub fn nearness(&self) -> impl Iterator<Item = Option<&Nearness>> {
-        self.limits.iter().map(|limit| limit.nearness.as_ref())
+    /// Which requests the counts of single callers lack, because there were too many callers.
+    pub fn left_out(&self) -> Option<String> {
+        let requests = |n, of: &str| (n > 0).then(|| plural(n, "request", "requests") + of);
+        let by = |kind: &IdentifierTally| requests(kind.left_out, &format!(" by {}", kind.name));
+        let of_limit = |counts: &LimitTally| {
+            let left_out = counts.nearness.as_ref().map_or(0, Nearness::left_out);
+            requests(left_out, &format!(" under limit {}", counts.limit.name()))
+        };
+        let identifiers = self.identifiers.iter().filter_map(by);
+        let all: Vec<_> = identifiers.chain(self.limits.iter().filter_map(of_limit)).collect();
+        (!all.is_empty()).then(|| {
+            let most = count(self.most_callers as u64);
+            format!(
+                "only the first {most} callers by an identifier or under a limit are counted one by one; left out are {}",
+                all.join(", ")
+            )
+        })
     }
 
     /// Counts one decision.
@@ -293,9 +357,9 @@ impl Tally {
             tally.applied += 1;
             tally.denied += u64::from(!one.allowed);
             if let Some(nearness) = &mut tally.nearness
-                && let Some(key) = tally.limit.key_for(&entry.caller)
+                && let Some(hash) = key_hash(&tally.limit, &entry.caller)
             {
-                nearness.count(key, &one);
+                nearness.decided(hash, &one);
             }
             if !tally.records.is_empty()
                 && let Some(key) = tally.limit.key_for(&entry.caller)
@@ -308,14 +372,18 @@ impl Tally {
         }
         let is_unmet =
             |counts: &LimitTally| counts.applied == 0 && !counts.limit.conditions().is_empty();
-        if self.identifiers.iter().any(|kind| kind.callers.is_empty())
+        if self.identifiers.iter().any(|kind| kind.callers.len() == 0)
             || self.limits.iter().any(is_unmet)
         {
             self.count_names(&entry.caller);
         }
         for kind in &mut self.identifiers {
             let Some(name) = identifier(&entry.caller, &kind.name) else { continue };
-            let caller = kind.callers.entry(name.into()).or_default();
+            let new = || CallerTally { value: name.into(), requests: 0, denials: None };
+            let Some(caller) = kind.callers.of(hash_of(name), new) else {
+                kind.left_out += 1;
+                continue;
+            };
             caller.requests += 1;
             if let Some(denials) = caller.denials.as_mut().filter(|_| allowed) {
                 denials.end_spell(Some(entry.at));
@@ -324,6 +392,14 @@ impl Tally {
         if !allowed {
             self.denied += 1;
             self.count_denial(decided);
+        }
+    }
+
+    /// Counts a line that is not decided.
+    pub(crate) const fn count_undecided(&mut self, entry: &InputEntry) {
+        match entry.op {
+            Op::Acquire => self.requests += 1,
+            _ => self.other += 1,
         }
     }
 
@@ -351,33 +427,70 @@ impl Tally {
             for (nth, &kind) in self.limits[place].identifiers.iter().enumerate() {
                 let identifiers = &mut self.identifiers[kind];
                 let name = identifier(&entry.caller, &identifiers.name);
-                let Some(caller) = name.and_then(|name| identifiers.callers.get_mut(name)) else {
-                    continue;
-                };
+                let caller = name.and_then(|name| identifiers.callers.get_mut(hash_of(name)));
+                let Some(caller) = caller else { continue };
                 let denials = caller.denials.get_or_insert_with(|| {
                     Box::new(Denials { first: entry.at, ..Denials::default() })
                 });
                 denials.first = denials.first.min(entry.at);
                 denials.last = denials.last.max(entry.at);
                 if nth == 0 {
-                    *denials.by_limit.entry(place).or_default() += 1;
+                    match denials.by_limit.binary_search_by_key(&place, |(place, _)| *place) {
+                        Ok(at) => denials.by_limit[at].1 += 1,
+                        Err(at) => denials.by_limit.insert(at, (place, 1)),
+                    }
                 }
             }
         }
         for (kind, name) in self.callers_to_blame(decided) {
-            let caller = self.identifiers[kind].callers.get_mut(name);
+            let hash = hash_of(name);
+            let caller = self.identifiers[kind].callers.get_mut(hash);
             let Some(denials) = caller.and_then(|caller| caller.denials.as_mut()) else { continue };
             denials.denied(entry.at, until);
             let Some(line) = &entry.line else { continue };
-            if denials.lines.len() < LINES && self.kept_lines < MAX_LINES {
-                denials.lines.push(line_text(line));
-                self.kept_lines += 1;
+            let before = denials.requests - 1;
+            if denials.details.is_none() && before >= self.detailed.least {
+                let paths = Frequent::after(before);
+                denials.details = Some(Box::new(Details { before, paths, ..Details::default() }));
+                self.detailed.callers.push((kind, hash));
             }
-            if denials.agent.is_none() {
-                denials.agent.clone_from(&entry.agent);
+            let Some(details) = &mut denials.details else { continue };
+            if details.lines.len() < LINES {
+                details.lines.push(line_text(line));
+            }
+            if details.agent.is_none() {
+                details.agent.clone_from(&entry.agent);
             }
             if let Some(path) = entry.caller.identifier("path") {
-                denials.paths.count(path, MAX_PATHS);
+                details.paths.count(path, MAX_PATHS);
+            }
+            self.bound_details();
+        }
+    }
+
+    /// Drops the details of callers that are not among those denied most, once there are many.
+    fn bound_details(&mut self) {
+        let Self { detailed: Detailed { callers, most, least }, identifiers, .. } = self;
+        if callers.len() < 2 * *most {
+            return;
+        }
+        let mut by_denials: Vec<_> = callers
+            .drain(..)
+            .map(|(kind, hash)| {
+                let caller = identifiers[kind].callers.get(hash);
+                let denials = caller.and_then(|caller| caller.denials.as_ref());
+                (Reverse(denials.map_or(0, |denials| denials.requests)), kind, hash)
+            })
+            .collect();
+        by_denials.sort_unstable();
+        for (place, (Reverse(requests), kind, hash)) in by_denials.into_iter().enumerate() {
+            if place < *most {
+                callers.push((kind, hash));
+                *least = requests;
+            } else if let Some(caller) = identifiers[kind].callers.get_mut(hash)
+                && let Some(denials) = &mut caller.denials
+            {
+                denials.details = None;
             }
         }
     }
@@ -442,9 +555,9 @@ impl Tally {
     /// The most-denied callers, the worst first.
     pub(crate) fn offenders(&self, most: usize) -> Vec<Offender<'_>> {
         let all = self.identifiers.iter().flat_map(|kind| {
-            kind.callers.iter().filter_map(|(value, caller)| {
-                let denials = caller.denials.as_deref().filter(|denials| denials.requests > 0)?;
-                Some(Offender { name: &kind.name, value, requests: caller.requests, denials })
+            kind.callers.values().filter_map(|CallerTally { value, requests, denials }| {
+                let denials = denials.as_deref().filter(|denials| denials.requests > 0)?;
+                Some(Offender { name: &kind.name, value, requests: *requests, denials })
             })
         });
         let mut offenders: Vec<_> = all.collect();

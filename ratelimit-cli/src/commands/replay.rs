@@ -9,7 +9,6 @@ use std::time::{Duration, Instant};
 use ratelimit_core::{AnyAlgorithm, Limits, RateLimiter};
 use ratelimit_replay::decision_line::json_line;
 use ratelimit_replay::failure::Failure;
-use ratelimit_replay::nearness::MAX_CALLERS;
 use ratelimit_replay::records::GivenRecord;
 use ratelimit_replay::replay::{Judge, Reading, Replay, ReplayOutcome};
 use ratelimit_replay::summary::{self, Report, WARNING};
@@ -56,16 +55,15 @@ pub(super) fn run(args: &ReplayArgs) -> Result<u8, Failure> {
             None => None,
         };
         let (decisions, report) = files::outputs(args)?;
-        let unbounded = suggest::unbounded(&limits);
-        let unbounded = unbounded.map_err(|error| Failure::input(error.to_string()))?;
-        let needs = limiter(&StoreUrl::Memory, &unbounded, "", &[]).await?;
-        let (forgets, nearness) = (url != StoreUrl::Memory, is_detailed.then_some(MAX_CALLERS));
+        let forgets = url != StoreUrl::Memory;
+        let judge = Judge::new(&this, false, forgets);
+        let judge = if is_detailed { judge.observing() } else { Ok(judge) };
+        let judge = judge.map_err(|error| Failure::input(error.to_string()))?;
         let replay = Replay {
-            this: Judge::new(&this, nearness, forgets).by_records(&records),
+            this: judge.by_records(&records),
             other: other
                 .as_ref()
-                .map(|other| Judge::new(other, None, forgets).by_records(&records)),
-            needs: is_detailed.then(|| Judge::observing(&needs, &limits)),
+                .map(|other| Judge::new(other, false, forgets).by_records(&records)),
             requests,
             decisions,
         };

@@ -12,7 +12,7 @@ use ratelimit_replay::input::names_of;
 use ratelimit_replay::policy;
 use ratelimit_replay::replay::{Judge, Reading, Replay, ReplayOutcome, ReplayedRequests};
 use ratelimit_replay::suggest::{
-    Needs, finer_than_a_second, is_finer_than_a_second, setting, unbounded, with_algorithm,
+    Needs, finer_than_a_second, is_finer_than_a_second, setting, with_algorithm,
 };
 use ratelimit_replay::table::TextTable;
 use ratelimit_replay::text::{count, in_words, plural, share};
@@ -54,8 +54,9 @@ pub(super) fn run(args: &SuggestArgs) -> Result<u8, Failure> {
         let mut requests = inputs::requests(logs, &format, &interrupt, Reading::default())?;
         let (limits, left_out) = requests.applicable(limits)?;
         let wrong = |error| Failure::input(format!("no proposal: {error}"));
-        let observing = limiter(unbounded(&limits).map_err(wrong)?);
-        let first = replay(Judge::observing(&observing, &limits), requests).await?;
+        let observing = limiter(limits.clone());
+        let observing = Judge::only_observing(&observing).map_err(wrong)?;
+        let mut first = replay(observing, requests).await?;
         if first.tally.nothing_applied() {
             return Err(Failure::input(format!(
                 "{}: no limit applies to any request. {}",
@@ -63,18 +64,21 @@ pub(super) fn run(args: &SuggestArgs) -> Result<u8, Failure> {
                 list_identifiers(&limits)
             )));
         }
-        let needs = limits.iter().zip(Needs::from_nearness(&limits, first.tally.nearness()));
-        let rows = needs.map(|(limit, needs)| {
+        let too_many = first.tally.left_out();
+        let needs = first.tally.limits.iter_mut().map(|counts| counts.needs.take());
+        let rows = limits.iter().zip(needs).filter_map(|(limit, needs)| {
+            let needs = needs?;
             let proposed = needs.smallest(args.target.part_of(needs.callers()));
-            Row { limit, needs, proposed, denied_together: 0, spread: None }
+            Some(Row { limit, needs, proposed, denied_together: 0, spread: None })
         });
         let mut rows: Vec<_> = rows.collect();
         if first.order.is_in_seconds && limits.iter().any(is_finer_than_a_second) {
             let again = Reading { silent: true, spread: true, ..Reading::default() };
             let again = inputs::requests(logs, &format, &interrupt, again)?;
-            let observing = limiter(unbounded(&limits).map_err(wrong)?);
-            let spread = replay(Judge::observing(&observing, &limits), again).await?;
-            let needs = Needs::from_nearness(&limits, spread.tally.nearness());
+            let observing = limiter(limits.clone());
+            let observing = Judge::only_observing(&observing).map_err(wrong)?;
+            let spread = replay(observing, again).await?;
+            let needs = spread.tally.limits.into_iter().filter_map(|counts| counts.needs);
             for (row, needs) in rows.iter_mut().zip(needs) {
                 let proposed = needs.smallest(args.target.part_of(needs.callers()));
                 row.spread = is_finer_than_a_second(row.limit).then_some((needs, proposed));
@@ -83,7 +87,7 @@ pub(super) fn run(args: &SuggestArgs) -> Result<u8, Failure> {
         let again = Reading { silent: true, ..Reading::default() };
         let again = inputs::requests(logs, &format, &interrupt, again)?;
         let proposed = limiter(proposal(&limits, &rows).map_err(wrong)?);
-        let second = replay(Judge::new(&proposed, Some(usize::MAX), false), again).await?;
+        let second = replay(Judge::new(&proposed, true, false), again).await?;
         for (row, counts) in rows.iter_mut().zip(&second.tally.limits) {
             let nearness = counts.nearness.as_ref();
             row.denied_together =
@@ -103,7 +107,8 @@ pub(super) fn run(args: &SuggestArgs) -> Result<u8, Failure> {
             let callers = plural(most, "caller", "callers");
             format!("--target allows to deny none of {callers}; raise it to leave some out")
         });
-        let notes = second.order.note().into_iter().chain(fine).chain(none).chain(left_out);
+        let notes =
+            second.order.note().into_iter().chain(fine).chain(none).chain(too_many).chain(left_out);
         let notes = notes.chain(second.hints);
         let notes = notes.fold(String::new(), |text, note| text + "note: " + &note + "\n\n");
         let out = if args.json {
@@ -126,7 +131,7 @@ async fn replay(
     this: Judge<'_, MemoryStore>,
     requests: ReplayedRequests,
 ) -> Result<ReplayOutcome, Failure> {
-    let replay = Replay { this, other: None, needs: None, requests, decisions: None };
+    let replay = Replay { this, other: None, requests, decisions: None };
     let mut outcome = replay.run().await;
     std::mem::replace(&mut outcome.ended, Ok(())).map(|()| outcome)
 }

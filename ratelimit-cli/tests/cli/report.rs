@@ -163,7 +163,7 @@ fn callers_are_those_of_the_decisions() {
     let denied = seen.values().filter(|of_caller| !of_caller.iter().all(|line| is_allowed(line)));
     let shown: BTreeSet<_> = callers.iter().map(|caller| caller["value"].as_str()).collect();
     assert!(shown.len() > 2 && shown.len() == denied.count(), "{shown:?}");
-    let due = json!({ "name": "ip", "callers": seen.len(), "callers_denied": callers.len() });
+    let due = json!({ "name": "ip", "callers": seen.len(), "callers_denied": callers.len(), "uncounted": 0 });
     assert_eq!(data["identifiers"][0], due);
 }
 

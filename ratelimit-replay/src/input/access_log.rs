@@ -11,6 +11,8 @@
 //! place a list of the client and its proxies. No word of a line that has an address elsewhere is
 //! taken for a client.
 
+use std::borrow::Cow;
+
 use super::address::address;
 use super::entry::BadLine;
 use super::found::{Found, LogOptions, Role, Source, UnitArg};
@@ -71,7 +73,7 @@ impl AccessLog {
         self.has_lists |= fields.client.contains(&b',');
         self.has_forwarded = self.has_forwarded || forwarded(fields.rest).is_some();
         let mut found = Found::default();
-        let mut set = |role, bytes| found.set(role, String::from_utf8_lossy(bytes));
+        let mut set = |role, bytes| found.set(role, text(bytes));
         set(Role::Client, fields.client);
         set(Role::User, fields.user);
         set(Role::Time, fields.time);
@@ -105,11 +107,16 @@ impl AccessLog {
                 "forwarded" => forwarded(fields.rest),
                 _ => fields.host,
             };
-            let value = value.map(String::from_utf8_lossy);
+            let value = value.map(text);
             found.identifiers.extend(value.map(|value| (*place, value)));
         }
         Ok(found)
     }
+}
+
+/// The text of a field. Most are UTF-8, which is checked faster than it is mended.
+fn text(bytes: &[u8]) -> Cow<'_, str> {
+    str::from_utf8(bytes).map_or_else(|_| String::from_utf8_lossy(bytes), Cow::Borrowed)
 }
 
 /// The fields of a line that a request is made of.

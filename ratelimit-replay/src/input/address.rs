@@ -2,6 +2,8 @@
 
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 
+use compact_str::{CompactString, ToCompactString as _, format_compact};
+
 /// The address that a text is: with or without a port or brackets.
 pub(super) fn address(text: &str) -> Option<IpAddr> {
     let text = text.trim();
@@ -18,17 +20,17 @@ pub(super) fn address(text: &str) -> Option<IpAddr> {
 
 /// The client of a text, which may be a list of the client and its proxies: the first that is
 /// known.
-pub(super) fn client(text: &str, ipv6_prefix: u8) -> String {
+pub(super) fn client(text: &str, ipv6_prefix: u8) -> CompactString {
     let first = text.split(',').next().unwrap_or(text).trim();
     match text.split(',').find_map(address) {
-        Some(IpAddr::V4(ip)) => ip.to_string(),
+        Some(IpAddr::V4(ip)) => ip.to_compact_string(),
         // As the HTTP layer does: a client has a network.
         Some(IpAddr::V6(ip)) if !ip.is_unicast_link_local() && ipv6_prefix < 128 => {
             let network = ip.to_bits() & (u128::MAX << (128 - u32::from(ipv6_prefix)));
-            format!("{}/{ipv6_prefix}", Ipv6Addr::from_bits(network))
+            format_compact!("{}/{ipv6_prefix}", Ipv6Addr::from_bits(network))
         }
-        Some(IpAddr::V6(ip)) => ip.to_string(),
-        None => first.to_owned(),
+        Some(IpAddr::V6(ip)) => ip.to_compact_string(),
+        None => first.into(),
     }
 }
 

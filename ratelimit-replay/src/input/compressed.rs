@@ -49,9 +49,9 @@ impl Compression {
         }
     }
 
-    pub(super) fn decompress(self, input: impl Read + 'static) -> Box<dyn Read> {
+    pub(super) fn decompress(self, input: impl Read + Send + 'static) -> Box<dyn Read + Send> {
         let input = BufReader::with_capacity(BUFFER_BYTES, input);
-        let inner: Box<dyn Read> = match self {
+        let inner: Box<dyn Read + Send> = match self {
             Self::Gzip => Box::new(Members { member: Some(GzDecoder::new(input)) }),
             Self::Zstd => Box::new(Frames::new(input)),
             Self::Xz => {
@@ -66,7 +66,7 @@ impl Compression {
 
 /// Explains errors of decompression.
 struct Explained {
-    inner: Box<dyn Read>,
+    inner: Box<dyn Read + Send>,
     compression: Compression,
 }
 

@@ -4,6 +4,7 @@
 //! with its true number, and an unclosed quote does not consume the rest of the file. In exchange,
 //! a field cannot contain a line break.
 
+use compact_str::CompactString;
 use csv_core::{ReadRecordResult, Reader};
 
 use super::entry::{BadLine, InputEntry, op, timestamp, whole_number};
@@ -76,7 +77,7 @@ impl Csv {
                 "cost" => entry.costs = entry.costs.with_others(integer(column, cell)?),
                 "op" => entry.op = op(&String::from_utf8_lossy(cell.trim_ascii()))?,
                 "duration_us" => entry.duration_us = Some(integer(column, cell)?),
-                BARE_NAME => entry.caller.bare = Some(String::from_utf8_lossy(cell).into_owned()),
+                BARE_NAME => entry.caller.bare = Some(CompactString::from_utf8_lossy(cell)),
                 _ if column.starts_with(COST_OF) => {
                     entry.costs.set(&column[COST_OF.len()..], integer(column, cell)?);
                 }
@@ -85,7 +86,7 @@ impl Csv {
                     entry.numbers.push((column[NUMBERS_OF.len()..].to_owned(), numbers));
                 }
                 _ => {
-                    let value = String::from_utf8_lossy(cell).into_owned();
+                    let value = CompactString::from_utf8_lossy(cell);
                     entry.caller.named.list.push((column.clone().into(), value));
                 }
             }

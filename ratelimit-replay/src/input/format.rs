@@ -1,7 +1,7 @@
 //! [`Detector`]: finds the format of an input from the first line that is a request in one, so that
 //! a broken line before it affects nothing else.
 
-use std::rc::Rc;
+use std::sync::Arc;
 
 use super::csv::{self, Csv};
 use super::entry::{BadLine, NAMED_BAD_LINES, TOO_LONG, kept_line};
@@ -27,7 +27,7 @@ pub(crate) struct Detector {
     pub(crate) format: FormatArg,
     /// The format that the user describes, in place of a name.
     own: Option<OwnFormat>,
-    options: Rc<LogOptions>,
+    options: Arc<LogOptions>,
     /// The first line, or its beginning.
     pub(crate) first: Option<Box<[u8]>>,
     /// The format that the lines so far resemble.
@@ -40,7 +40,7 @@ pub(crate) struct Detector {
 }
 
 impl Detector {
-    pub(crate) fn new(format: FormatArg, own: Option<OwnFormat>, options: Rc<LogOptions>) -> Self {
+    pub(crate) fn new(format: FormatArg, own: Option<OwnFormat>, options: Arc<LogOptions>) -> Self {
         let likely = if format == FormatArg::Auto { FormatArg::Combined } else { format };
         Self { format, own, options, first: None, likely, directives: Vec::new(), bad: Vec::new() }
     }
@@ -116,7 +116,7 @@ impl Detector {
 
     /// The lines so far, each with its error in a format.
     fn before(&mut self, mut found: Option<&mut Parser>) -> BadLines {
-        let options = Rc::clone(&self.options);
+        let options = Arc::clone(&self.options);
         let mut judged = |(number, bytes, likely): (u64, Option<Vec<u8>>, _)| {
             let Some(bytes) = bytes else { return Some((number, TOO_LONG.to_owned())) };
             let bad = match &mut found {

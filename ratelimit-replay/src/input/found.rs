@@ -2,6 +2,7 @@
 
 use std::borrow::Cow;
 
+use compact_str::CompactString;
 use ratelimit_core::Timestamp;
 use ratelimit_core::store::Op;
 use regex::Regex;
@@ -210,7 +211,10 @@ impl<'l> Found<'l> {
         }
         let ip = self.client.or(self.forwarded);
         let ip = ip.map(|text| client(&text, options.ipv6_prefix));
-        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+        let text = |bytes: &[u8]| {
+            str::from_utf8(bytes)
+                .map_or_else(|_| CompactString::from_utf8_lossy(bytes), CompactString::from)
+        };
         let (target, request) = (self.target.as_deref(), self.request.as_deref());
         let of_request = request.unwrap_or_default().as_bytes();
         let path = match target {
@@ -225,40 +229,41 @@ impl<'l> Found<'l> {
         };
         let named = [
             ("ip", ip.clone()),
-            ("user", self.user.map(Cow::into_owned)),
+            ("user", self.user.map(CompactString::from)),
             ("path", path.map(text)),
             ("method", method.map(text)),
-            ("host", self.host.map(Cow::into_owned).or(authority)),
+            ("host", self.host.map(CompactString::from).or(authority)),
         ];
         let named = named.into_iter().filter_map(|(name, value)| Some((name.into(), value?)));
-        let mut named: Vec<(Cow<'static, str>, String)> = named.collect();
+        let mut named = Named { list: named.collect(), bare_only: true };
         for (place, (name, source)) in options.identifiers.iter().enumerate() {
             let value = match source {
                 Source::Field(_) => self
                     .identifiers
                     .iter()
                     .find(|(of, value)| *of == place && !is_nothing(value))
-                    .map(|(_, value)| value.clone().into_owned()),
+                    .map(|(_, value)| CompactString::from(&**value)),
                 Source::InPath(expression) => named
+                    .list
                     .iter()
                     .find(|(name, _)| name == "path")
                     .and_then(|(_, path)| expression.captures(path)?.get(1))
-                    .map(|part| part.as_str().to_owned()),
+                    .map(|part| CompactString::from(part.as_str())),
             };
             // A line that does not have it keeps what the format says, as of a client that no proxy
             // has forwarded.
             if let Some(value) = value {
-                named.retain(|(known, _)| known != name);
+                named.list.retain(|(known, _)| known != name);
                 let value = if name == "ip" { client(&value, options.ipv6_prefix) } else { value };
-                named.push((name.clone().into(), value));
+                named.list.push((name.clone().into(), value));
             }
         }
-        let bare = named.iter().find(|(name, _)| name == "ip").map(|(_, ip)| ip.clone());
-        if named.iter().all(|(name, _)| ["path", "method", "host"].contains(&&**name)) {
+        let bare = named.list.iter().find(|(name, _)| name == "ip").map(|(_, ip)| ip.clone());
+        if named.list.iter().all(|(name, _)| ["path", "method", "host"].contains(&&**name)) {
             return Err("names no client".to_owned());
         }
         let agent = self.agent.filter(|_| options.keeps_agents).map(Cow::into_owned);
-        let caller = Caller { bare, named: Named { list: named, bare_only: true } };
+        let caller = Caller { bare, named };
         let (costs, op, duration_us) = (1.into(), Op::Acquire, self.duration_us);
         Ok(InputEntry { at, caller, costs, op, duration_us, agent, ..InputEntry::default() })
     }

@@ -2,7 +2,7 @@
 //! request, and the option that would read it.
 
 use std::borrow::Cow;
-use std::rc::Rc;
+use std::sync::Arc;
 
 use serde_json::Value;
 
@@ -67,7 +67,7 @@ pub(crate) fn guess(line: &[u8]) -> String {
 
 /// Whether a line is a request in a format.
 fn is_read(line: &[u8], format: &OwnFormat) -> bool {
-    let options = Rc::new(LogOptions::default());
+    let options = Arc::new(LogOptions::default());
     Parser::own(format, line, &options).is_ok_and(|mut parser| parser.parse(line).is_ok())
 }
 

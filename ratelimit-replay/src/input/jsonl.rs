@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::fmt;
 
+use compact_str::CompactString;
 use ratelimit_core::LimitCosts;
 use ratelimit_core::for_cli::did_you_mean;
 use ratelimit_core::store::Op;
@@ -17,7 +18,7 @@ use crate::text::{printable, quote};
 #[derive(serde::Deserialize)]
 struct Record {
     at_us: Value,
-    key: Option<String>,
+    key: Option<CompactString>,
     keys: Option<Named>,
     cost: Option<Value>,
     numbers: Option<Value>,
@@ -139,7 +140,7 @@ impl<'de> Deserialize<'de> for Named {
 
             fn visit_map<M: MapAccess<'de>>(self, mut map: M) -> Result<Named, M::Error> {
                 let mut keys = Named::default();
-                while let Some((name, value)) = map.next_entry::<String, Option<String>>()? {
+                while let Some((name, value)) = map.next_entry::<String, Option<CompactString>>()? {
                     if keys.list.iter().any(|(known, _)| *known == name) {
                         let twice = format!("keys names {} twice", quote(&name, 40));
                         return Err(de::Error::custom(twice));

@@ -10,13 +10,14 @@ use super::parts::{Parts, Taken};
 
 /// The longest accepted line, in bytes. A longer one is a bad line.
 pub(super) const MAX_LINE_BYTES: usize = 1 << 20;
+const CHUNK_BYTES: usize = 128 * 1024;
 
 /// A byte order mark, which some editors and spreadsheets write.
 const MARK: &[u8] = b"\xef\xbb\xbf";
 
 /// The lines of an input.
 pub(crate) struct Lines {
-    input: BufReader<Box<dyn Read>>,
+    input: BufReader<Box<dyn Read + Send>>,
     buffer: Vec<u8>,
     parts: Parts,
     /// Whether its lines are objects of JSON; `None` until the first line tells.
@@ -42,9 +43,15 @@ enum Fit {
 }
 
 impl Lines {
-    pub(crate) fn new(input: Box<dyn Read>) -> Self {
-        let (input, buffer, parts) = (BufReader::new(input), Vec::new(), Parts::default());
+    pub(crate) fn new(input: Box<dyn Read + Send>) -> Self {
+        let input = BufReader::with_capacity(CHUNK_BYTES, input);
+        let (buffer, parts) = (Vec::new(), Parts::default());
         Self { input, buffer, parts, has_objects: None, number: 0 }
+    }
+
+    /// Whether the next line is there without a wait for the input.
+    pub(crate) fn has_next(&self) -> bool {
+        self.input.buffer().contains(&b'\n')
     }
 
     /// The next line.

@@ -2,7 +2,7 @@
 //! name.
 
 use std::borrow::Cow;
-use std::rc::Rc;
+use std::sync::Arc;
 use std::sync::LazyLock;
 
 use regex::bytes::Regex;
@@ -252,7 +252,7 @@ pub(crate) struct Parser {
     envelope: Option<Envelope>,
     format: FormatArg,
     moments: Moments,
-    options: Rc<LogOptions>,
+    options: Arc<LogOptions>,
 }
 
 pub(super) enum Reader {
@@ -287,9 +287,9 @@ impl Parser {
         reader: Reader,
         format: FormatArg,
         envelope: Option<Envelope>,
-        options: &Rc<LogOptions>,
+        options: &Arc<LogOptions>,
     ) -> Self {
-        let options = Rc::clone(options);
+        let options = Arc::clone(options);
         Self { reader, envelope, format, moments: Moments::default(), options }
     }
 
@@ -297,7 +297,7 @@ impl Parser {
     pub(super) fn own(
         format: &OwnFormat,
         line: &[u8],
-        options: &Rc<LogOptions>,
+        options: &Arc<LogOptions>,
     ) -> Result<Self, BadLine> {
         let reader = format.reader(options)?;
         Ok(Self::new(reader, FormatArg::Auto, Envelope::find(line), options))
@@ -308,7 +308,7 @@ impl Parser {
     pub(super) fn find(
         asked: FormatArg,
         line: &[u8],
-        options: &Rc<LogOptions>,
+        options: &Arc<LogOptions>,
     ) -> Result<Option<Self>, BadLine> {
         let envelope = Envelope::find(line);
         if envelope == Some(Envelope::Timestamp)
@@ -323,13 +323,13 @@ impl Parser {
         asked: FormatArg,
         line: &[u8],
         envelope: Option<Envelope>,
-        options: &Rc<LogOptions>,
+        options: &Arc<LogOptions>,
     ) -> Result<Option<Self>, BadLine> {
         let opened = envelope.and_then(|envelope| envelope.open(line));
         let inner = opened.unwrap_or(Cow::Borrowed(line));
         let is_asked = |format: FormatArg| asked == FormatArg::Auto || asked == format;
         // Whether a line is in a format does not depend on the identifiers that the user wants.
-        let plain = Rc::new(LogOptions { identifiers: Vec::new(), ..(**options).clone() });
+        let plain = Arc::new(LogOptions { identifiers: Vec::new(), ..(**options).clone() });
         let found = |format, reader: &dyn Fn(&LogOptions) -> Result<Reader, BadLine>| {
             let mut parser = Self::new(reader(&plain)?, format, envelope, &plain);
             if !matches!(parser.parse(line), Ok(Some(_))) {
@@ -365,7 +365,7 @@ impl Parser {
 
     /// The parser that names the faults of lines in a format; `None` if the format has none without
     /// a header.
-    pub(super) fn to_explain(format: FormatArg, options: &Rc<LogOptions>) -> Option<Self> {
+    pub(super) fn to_explain(format: FormatArg, options: &Arc<LogOptions>) -> Option<Self> {
         let reader = match format {
             FormatArg::Jsonl => Reader::Jsonl,
             FormatArg::Auto | FormatArg::Combined => {

@@ -12,7 +12,7 @@ pub struct NamedInput {
     /// Its name, such as the path of a file.
     pub name: PathBuf,
     /// Its bytes, which [`decompressed`] has prepared.
-    pub bytes: Box<dyn Read>,
+    pub bytes: Box<dyn Read + Send>,
 }
 
 /// The names of inputs, as people read them.
@@ -30,7 +30,7 @@ const OTHERS: [(&[u8], &str, &str); 1] = [(b"PK\x03\x04", "a zip archive", "`unz
 /// # Errors
 ///
 /// The input cannot be read, or is an archive. What is read later may be damaged.
-pub fn decompressed(mut input: impl Read + 'static) -> io::Result<Box<dyn Read>> {
+pub fn decompressed(mut input: impl Read + Send + 'static) -> io::Result<Box<dyn Read + Send>> {
     let mut magic = Vec::with_capacity(MAGIC_BYTES);
     input.by_ref().take(MAGIC_BYTES as u64).read_to_end(&mut magic)?;
     for (start, what, remedy) in OTHERS {

@@ -1,18 +1,17 @@
 //! [`Judge`]: one policy, its store, and what was counted of its decisions.
 
-use std::borrow::Cow;
 use std::collections::HashSet;
 
-use ratelimit_core::store::{Batch, Check, Op};
+use ratelimit_core::store::{Batch, Check, Now, Op};
 use ratelimit_core::{
-    Algorithm, AnyAlgorithm, ErrorKind, LimitCosts, Limits, Numbers, RateLimiter, Store,
-    StoreError, Verdict,
+    Algorithm, AnyAlgorithm, ConfigError, ErrorKind, Numbers, RateLimiter, Store, StoreError,
+    Verdict,
 };
 
-use super::leases::Leases;
 use crate::input::{BadLine, InputEntry};
+use crate::leases::Leases;
+use crate::observed::Observed;
 use crate::records::GivenRecord;
-use crate::suggest::with_windows;
 use crate::tally::{Decided, Tally};
 
 /// The number of keys that one call resets.
@@ -27,14 +26,16 @@ pub struct Judge<'r, S> {
     touched: Option<HashSet<(usize, Box<str>)>>,
     /// The leases, if a limit has any.
     leases: Option<Leases>,
-    /// The limits whose needs these limits observe, if they do.
-    observed: Option<&'r Limits<AnyAlgorithm>>,
+    /// What callers need, if that is observed.
+    observed: Option<Observed>,
+    /// Whether requests are decided.
+    decides: bool,
 }
 
 impl<'r, S: Store<AnyAlgorithm>> Judge<'r, S> {
-    /// `nearness`: of how many callers to count how near they came to each limit. `forgets`:
-    /// whether the keys are to be reset at the end.
-    pub fn new(limiter: &'r RateLimiter<S>, nearness: Option<usize>, forgets: bool) -> Self {
+    /// `nearness`: whether to count how near callers came to each limit. `forgets`: whether the
+    /// keys are to be reset at the end.
+    pub fn new(limiter: &'r RateLimiter<S>, nearness: bool, forgets: bool) -> Self {
         let has_leases = limiter.limits().iter().any(|limit| limit.algorithm().has_leases());
         Self {
             limiter,
@@ -42,6 +43,7 @@ impl<'r, S: Store<AnyAlgorithm>> Judge<'r, S> {
             touched: forgets.then(HashSet::new),
             leases: has_leases.then(Leases::default),
             observed: None,
+            decides: true,
         }
     }
 
@@ -51,26 +53,31 @@ impl<'r, S: Store<AnyAlgorithm>> Judge<'r, S> {
         self
     }
 
-    /// Observes what the callers of `limits` need, by these limits [without a
-    /// bound](crate::suggest::unbounded).
-    pub fn observing(limiter: &'r RateLimiter<S>, limits: &'r Limits<AnyAlgorithm>) -> Self {
-        Self { observed: Some(limits), ..Self::new(limiter, Some(usize::MAX), false) }
+    /// Observes, too, what callers need of the limits.
+    pub fn observing(mut self) -> Result<Self, ConfigError> {
+        self.tally = Tally::new(self.limiter.limits(), true);
+        self.observed = Some(Observed::new(self.limiter.limits(), true)?);
+        Ok(self)
     }
 
-    /// The costs under these limits.
-    fn costs<'e>(&self, entry: &'e InputEntry) -> Cow<'e, LimitCosts> {
-        match self.observed {
-            Some(limits) if entry.costs.uniform().is_none() => {
-                Cow::Owned(with_windows(&entry.costs, limits))
-            }
-            _ => Cow::Borrowed(&entry.costs),
+    /// Observes what callers need of the limits, and decides nothing.
+    pub fn only_observing(limiter: &'r RateLimiter<S>) -> Result<Self, ConfigError> {
+        let observed = Some(Observed::new(limiter.limits(), false)?);
+        Ok(Self { observed, decides: false, leases: None, ..Self::new(limiter, true, false) })
+    }
+
+    /// What was counted.
+    pub(super) fn into_tally(mut self) -> Tally {
+        if self.observed.is_some() {
+            self.tally.sum_up_needs();
         }
+        self.tally
     }
 
     /// The numbers that the request has of its own under this policy. What callers need is observed
     /// without.
     pub(super) fn numbers(&self, entry: &InputEntry) -> Result<Option<Numbers>, BadLine> {
-        if entry.numbers.is_empty() || self.observed.is_some() {
+        if entry.numbers.is_empty() || !self.decides {
             return Ok(None);
         }
         let given = entry.numbers.iter().map(|(limit, numbers)| (limit, numbers));
@@ -80,25 +87,33 @@ impl<'r, S: Store<AnyAlgorithm>> Judge<'r, S> {
 
     /// Refuses a request that no store can decide.
     pub(super) fn validate(&self, entry: &InputEntry) -> Result<Option<Numbers>, BadLine> {
-        let costs = self.costs(entry);
-        let request = self.limiter.request(&entry.caller).costs(&costs);
+        let request = self.limiter.request(&entry.caller).costs(&entry.costs);
         request.validate().map_err(|refusal| refusal.to_string())?;
         self.numbers(entry)
     }
 
     /// Decides a request and counts it. The inner error says that the store does not support the
     /// operation.
-    pub(super) async fn decide(
+    pub(crate) async fn decide(
         &mut self,
         entry: &InputEntry,
         numbers: Option<&Numbers>,
     ) -> Result<Result<Verdict, BadLine>, S::Error> {
-        let costs = self.costs(entry);
-        let request = self.limiter.request(&entry.caller).costs(&costs).at(entry.at);
-        let request = numbers.map_or(request, |numbers| request.numbers(numbers));
         if let Some(leases) = &mut self.leases {
-            leases.end_until(self.limiter, entry.at).await?;
+            let limits = self.limiter.limits().as_slice();
+            for change in leases.end_until(|place| limits.get(place), entry.at) {
+                let check = Check { limit: &change.limit, key: &change.key, cost: change.cost };
+                let batch = Batch::one(&check).op(change.op).now(Now::At(change.at));
+                let _ = self.limiter.store().apply(&batch).await?;
+            }
         }
+        if !self.decides {
+            self.tally.count_undecided(entry);
+            self.observe(entry);
+            return Ok(Ok(Verdict::several(Vec::new())));
+        }
+        let request = self.limiter.request(&entry.caller).costs(&entry.costs).at(entry.at);
+        let request = numbers.map_or(request, |numbers| request.numbers(numbers));
         if let Some(touched) = &mut self.touched {
             for (place, limit) in self.limiter.limits().iter().enumerate() {
                 touched.extend(limit.key_for(&entry.caller).map(|key| (place, key.into())));
@@ -118,10 +133,21 @@ impl<'r, S: Store<AnyAlgorithm>> Judge<'r, S> {
             // An exempt caller is granted no lease.
             let tally = &self.tally;
             let charged = decided.each().filter(|(place, _)| !tally.is_exempt(*place, entry));
-            charged.for_each(|one| leases.count(one, entry, verdict.allowed()));
+            charged.for_each(|(place, one)| {
+                let limit = (place, one.configured());
+                leases.count(limit, one.decision(), entry, verdict.allowed());
+            });
         }
         self.tally.count(&decided);
+        self.observe(entry);
         Ok(Ok(verdict))
+    }
+
+    /// Counts what the caller of a request needs.
+    fn observe(&mut self, entry: &InputEntry) {
+        if let Some(observed) = &mut self.observed {
+            observed.count(entry, &mut self.tally);
+        }
     }
 
     /// Whether keys were used that are to be reset at the end.

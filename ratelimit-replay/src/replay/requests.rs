@@ -6,8 +6,10 @@
 //! store is asked, and a clock may go back.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::iter;
 use std::path::Path;
-use std::rc::Rc;
+use std::sync::Arc;
+use std::vec;
 
 use ratelimit_core::store::Op;
 use ratelimit_core::{Algorithm, AnyAlgorithm, Limit, Limits, Timestamp};
@@ -15,10 +17,9 @@ use ratelimit_core::{Algorithm, AnyAlgorithm, Limit, Limits, Timestamp};
 use super::Trouble;
 use crate::failure::Failure;
 use crate::input::{
-    DETECTED_LINES, Detector, FormatArg, InputEntry, Lines, LogOptions, NamedInput, OwnFormat,
-    Parser, TOO_LONG, guess, kept_line, names_of,
+    Batch, Batches, Detector, FormatArg, InputEntry, LineFormat, Lines, LogOptions, NamedInput,
+    OwnFormat, ReadLine, guess, names_of,
 };
-use crate::named::Named as _;
 use crate::summary::WARNING;
 use crate::text::{count, plural};
 use crate::watcher::Watcher;
@@ -65,11 +66,11 @@ pub struct Reading {
 /// One request, and where it stands.
 pub struct ReplayedRequest {
     /// The name of its input.
-    pub(super) input: Rc<Path>,
+    pub(super) input: Arc<Path>,
     /// The number of its line.
     pub(super) number: u64,
     /// The request.
-    pub entry: InputEntry,
+    pub entry: Box<InputEntry>,
 }
 
 /// How far the inputs were out of order.
@@ -149,25 +150,30 @@ impl ReplayedRequests {
         how: Reading,
     ) -> Self {
         let options = LogOptions { keeps_agents: how.keeps_lines, ..format.options.clone() };
-        let (options, own) = (Rc::new(options), &format.own);
+        let (options, own) = (Arc::new(options), &format.own);
         let paths: Vec<_> = inputs.iter().map(|input| input.name.clone()).collect();
-        let input = |NamedInput { name, bytes }: NamedInput| Input {
-            name: name.as_path().into(),
-            lines: Lines::new(bytes),
-            parser: None,
-            detector: Detector::new(format.named, own.clone(), Rc::clone(&options)),
-            has_durations: false,
-            window: BTreeMap::new(),
-            share: WINDOW_LINES / paths.len().max(1),
-            latest: Timestamp::ZERO,
-            left: Timestamp::ZERO,
-            ended: false,
-            has_fractions: false,
-            read: 0,
-            unread: 0,
+        let (several, mut failed) = (inputs.len() > 1, None);
+        let input = |NamedInput { name, bytes }: NamedInput| {
+            let name = Arc::<Path>::from(name);
+            let batches = watcher.read(Batches {
+                name: Arc::clone(&name),
+                lines: Lines::new(bytes),
+                parser: None,
+                detector: Detector::new(format.named, own.clone(), Arc::clone(&options)),
+                keeps_lines: how.keeps_lines,
+                // Nothing else may name an input.
+                names_all: how.strict || several,
+                is_over: false,
+            });
+            let batches = batches.unwrap_or_else(|error| {
+                let what = format!("{}: cannot be read: {error}", name.display());
+                failed = Some(Failure::input(what));
+                Box::new(iter::empty())
+            });
+            Input::new(name, batches, WINDOW_LINES / paths.len().max(1))
         };
         let inputs: Vec<_> = inputs.into_iter().map(input).collect();
-        let (several, order) = (inputs.len() > 1, Order::default());
+        let order = Order::default();
         let trouble = Trouble {
             watcher,
             how,
@@ -179,7 +185,7 @@ impl ReplayedRequests {
             waiting: 0,
         };
         let (names, asked, unsorted) = (names_of(&paths), format.named, format.unsorted);
-        let (failed, has_leases) = (None, false);
+        let has_leases = false;
         let (second, behind) = (VecDeque::new(), None);
         Self { inputs, failed, has_leases, unsorted, names, asked, trouble, second, behind }
     }
@@ -207,7 +213,8 @@ impl ReplayedRequests {
             self.has_leases = true;
             return Ok((limits, None));
         }
-        let lacks_unit = |input: &Input| input.parser.as_ref().is_some_and(Parser::lacks_unit);
+        let lacks_unit =
+            |input: &Input| input.format.as_ref().is_some_and(|format| format.lacks_unit);
         let why = if self.inputs.iter().any(lacks_unit) {
             "the number at the end of the lines has no unit; if it is the duration of the request, add --duration-unit \
              us, ms or s"
@@ -227,7 +234,7 @@ impl ReplayedRequests {
     pub fn unknown(&self) -> Failure {
         let of_input = |input: &Input| {
             let name = input.name.display();
-            Some(format!("{name}: {}", guess(input.detector.first.as_deref()?)))
+            Some(format!("{name}: {}", guess(input.first.as_deref()?)))
         };
         let guess = self.inputs.iter().find_map(of_input);
         Failure::input(guess.unwrap_or_else(|| format!("{}: no line is there", self.names)))
@@ -238,7 +245,7 @@ impl ReplayedRequests {
     pub(super) fn mostly_unread(&self) -> Option<Failure> {
         let input = self.inputs.iter().find(|input| input.unread > input.read)?;
         let lines = plural(input.read + input.unread, "line", "lines");
-        let format = input.parser.as_ref().map(|parser| format!(" as {}", parser.name()));
+        let format = input.format.as_ref().map(|format| format!(" as {}", format.name));
         Some(Failure::input(format!(
             "{}: only {} of {lines} can be read{}; mend the others, or name the format with --format or --log-format if it is \
              another (`ratelimit formats` lists them)",
@@ -255,13 +262,13 @@ impl ReplayedRequests {
 
     /// The format of the inputs, as far as they are known: of the first that has one.
     pub fn format(&self) -> Option<String> {
-        self.inputs.iter().find_map(|input| input.parser.as_ref()).map(Parser::name)
+        self.inputs.iter().find_map(|input| input.format.as_ref()).map(|format| format.name.clone())
     }
 
     /// What the lines of the inputs leave open, and the options that tell it.
     pub(super) fn hints(&self) -> Vec<String> {
-        let parsers = self.inputs.iter().filter_map(|input| input.parser.as_ref());
-        let hints: BTreeSet<_> = parsers.flat_map(Parser::hints).collect();
+        let formats = self.inputs.iter().filter_map(|input| input.format.as_ref());
+        let hints: BTreeSet<_> = formats.flat_map(|format| format.hints.iter().cloned()).collect();
         hints.into_iter().collect()
     }
 
@@ -311,22 +318,25 @@ impl ReplayedRequests {
             let input = &mut self.inputs[place];
             let ((_, number), entry) = input.window.pop_first()?;
             self.trouble.waiting -= 1;
-            Some(ReplayedRequest { input: Rc::clone(&input.name), number, entry })
+            Some(ReplayedRequest { input: Arc::clone(&input.name), number, entry })
         }))
     }
 }
 
 /// The requests of one input; those of an access log by their times.
 struct Input {
-    name: Rc<Path>,
-    lines: Lines,
+    name: Arc<Path>,
+    batches: Box<dyn Iterator<Item = Batch>>,
+    /// What is left of a batch.
+    lines: vec::IntoIter<ReadLine>,
     /// `None` until a line tells the format.
-    parser: Option<Parser>,
-    detector: Detector,
+    format: Option<LineFormat>,
+    /// The first line of an input in no known format, or its beginning.
+    first: Option<Box<[u8]>>,
     /// Whether a request tells how long it took.
     has_durations: bool,
     /// What was read: of an access log by time, of a trace by line.
-    window: BTreeMap<(Timestamp, u64), InputEntry>,
+    window: BTreeMap<(Timestamp, u64), Box<InputEntry>>,
     /// How many lines may wait even if those of other inputs fill the window.
     share: usize,
     /// The latest time that was read.
@@ -342,8 +352,27 @@ struct Input {
 }
 
 impl Input {
+    fn new(name: Arc<Path>, batches: Box<dyn Iterator<Item = Batch>>, share: usize) -> Self {
+        Self {
+            name,
+            batches,
+            lines: Vec::new().into_iter(),
+            format: None,
+            first: None,
+            has_durations: false,
+            window: BTreeMap::new(),
+            share,
+            latest: Timestamp::ZERO,
+            left: Timestamp::ZERO,
+            ended: false,
+            has_fractions: false,
+            read: 0,
+            unread: 0,
+        }
+    }
+
     const fn is_access_log(&self) -> bool {
-        matches!(&self.parser, Some(parser) if parser.is_log())
+        matches!(&self.format, Some(format) if format.is_log)
     }
 
     /// The time of the next request.
@@ -380,78 +409,36 @@ impl Input {
     }
 
     /// The request of the next line that is one. Others are reported.
-    fn read(&mut self, trouble: &mut Trouble) -> Result<Option<(u64, InputEntry)>, Failure> {
-        let name = &*self.name;
+    fn read(&mut self, trouble: &mut Trouble) -> Result<Option<(u64, Box<InputEntry>)>, Failure> {
         loop {
-            let line = match self.lines.next() {
-                // An interrupted input may end within a line.
-                _ if trouble.watcher.is_interrupted() => break,
-                Ok(Some(line)) => line,
-                Ok(None) => break,
-                Err(error) => {
-                    trouble.gave_up(name, self.detector.give_up(trouble.names_all()))?;
-                    let (name, number) = (name.display(), self.lines.number);
-                    let what = format!("{name}: cannot be read after line {number}: {error}");
-                    return Err(Failure::input(what));
-                }
-            };
-            let number = line.number;
-            if line.bytes.is_some_and(|bytes| bytes.trim_ascii().is_empty()) {
-                continue;
+            // An interrupted input may end within a line.
+            if trouble.watcher.is_interrupted() {
+                return Ok(None);
             }
-            let parser = match &mut self.parser {
-                Some(parser) => parser,
-                unknown => {
-                    let bad_header =
-                        |bad| Failure::input(format!("{}: line {number}: {bad}", name.display()));
-                    let Some((found, before)) = self.detector.look(line).map_err(bad_header)?
-                    else {
-                        if self.detector.is_at_a_loss() {
-                            break;
-                        }
-                        continue;
-                    };
-                    let parser = unknown.insert(found);
-                    trouble.before(name, &before)?;
-                    self.unread += before.len() as u64;
-                    if parser.has_header() {
-                        continue;
-                    }
-                    parser
-                }
+            let Some(line) = self.lines.next() else {
+                let Some(batch) = self.batches.next() else { return Ok(None) };
+                let Batch { lines, format, first } = batch;
+                (self.lines, self.format, self.first) = (lines, format, first);
+                continue;
             };
-            match line.bytes.ok_or(TOO_LONG.to_owned()).and_then(|bytes| parser.parse(bytes)) {
-                Ok(None) => {}
-                Ok(Some(mut entry)) => {
+            match line {
+                ReadLine::Request(number, entry) => {
                     self.read += 1;
                     self.has_fractions |= entry.at.as_us() % 1_000_000 > 0;
-                    entry.line = line.bytes.filter(|_| trouble.how.keeps_lines).map(kept_line);
                     if entry.op == Op::Acquire {
                         self.has_durations |= entry.duration_us.is_some();
                         trouble.order.endless += u64::from(entry.duration_us.is_none());
                     }
                     return Ok(Some((number, entry)));
                 }
-                Err(bad) => {
-                    trouble.bad(name, number, &bad)?;
+                ReadLine::Bad(number, bad) => {
+                    trouble.bad(&self.name, number, &bad)?;
                     self.unread += 1;
                 }
+                ReadLine::Unknown(number, bad) => trouble.bad(&self.name, number, &bad)?,
+                ReadLine::Untold(lines) => trouble.untold(lines),
+                ReadLine::Failed(failure) => return Err(failure),
             }
         }
-        let gave_up = self.detector.is_at_a_loss();
-        trouble.gave_up(name, self.detector.give_up(trouble.names_all()))?;
-        if gave_up {
-            let lines = plural(DETECTED_LINES, "line", "lines");
-            let remedy = match (self.detector.format, &self.detector.first) {
-                (FormatArg::Csv, _) => {
-                    "is a CSV header; begin it with one such as at_us,key,cost,op".to_owned()
-                }
-                (FormatArg::Auto, Some(first)) => format!("is a request: {}", guess(first)),
-                (format, _) => format!("is a request as {}; name another format", format.name()),
-            };
-            let name = name.display();
-            return Err(Failure::input(format!("{name}: none of its first {lines} {remedy}")));
-        }
-        Ok(None)
     }
 }

@@ -25,13 +25,14 @@ pub fn data(report: &Report<'_>) -> Value {
     let tally = report.tally;
     let caller = |offender: &Offender<'_>| {
         let denials = offender.denials;
-        let paths = denials.paths.top(PATHS).into_iter();
+        let details = denials.details.as_deref();
+        let paths = details.into_iter().flat_map(|details| details.paths.top(PATHS));
         let paths: Vec<_> = paths.map(|(path, count)| (path, count.most, count.others)).collect();
         json!({
             "identifier": offender.name, "value": offender.value,
             "requests": offender.requests, "denied": denials.requests,
             "by_limit": tally.by_limit(denials).collect::<BTreeMap<_, _>>(),
-            "paths": paths, "agent": denials.agent,
+            "paths": paths, "agent": details.and_then(|details| details.agent.as_deref()),
             "first_us": denials.first.as_us(), "last_us": denials.last.as_us(),
             "spells": denials.spells,
             "denied_for_us": denials.denied_us().map(|(all_us, _)| all_us),
@@ -47,7 +48,10 @@ pub fn data(report: &Report<'_>) -> Value {
         })
     });
     let identifiers = tally.identifiers.iter().map(|tally| {
-        json!({ "name": tally.name, "callers": tally.callers.len(), "callers_denied": tally.denied() })
+        json!({
+            "name": tally.name, "callers": tally.callers.len(), "callers_denied": tally.denied(),
+            "uncounted": tally.left_out,
+        })
     });
     let records = tally.records().into_iter().take(CALLERS).map(|(limit, key, counts)| {
         json!({
@@ -81,6 +85,7 @@ fn limits(tally: &Tally) -> Vec<Value> {
                 "most_admitted": needs.most_admitted(),
                 "denies_none": needs.smallest(0).map(|algorithm| in_words(&algorithm, limit)),
                 "callers": needs.histogram().into_iter().collect::<Vec<_>>(),
+                "uncounted": needs.left_out,
             })
         });
         json!({
@@ -111,7 +116,7 @@ fn when(limit: &Limit<AnyAlgorithm>) -> Value {
 }
 
 fn comparison_section(name: &str, comparison: &Comparison) -> Value {
-    let caller = |((name, value), [this, other]): (&(Box<str>, Box<str>), &Differing)| {
+    let caller = |((name, value), [this, other]): &((Box<str>, Box<str>), Differing)| {
         json!({
             "identifier": name, "value": value,
             "denied_only_by_this": this, "denied_only_by_other": other,

@@ -8,15 +8,14 @@
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap};
 
-use ratelimit_core::store::{Batch, Check, Now, Op};
-use ratelimit_core::{Algorithm, AnyAlgorithm, Limit, RateLimiter, Store, Timestamp};
+use ratelimit_core::store::Op;
+use ratelimit_core::{Algorithm, AnyAlgorithm, Decision, Limit, Timestamp};
 
 use crate::input::InputEntry;
-use crate::tally::Placed;
 
 /// The leases of a policy's limits, as the store has them.
 #[derive(Default)]
-pub(super) struct Leases {
+pub(crate) struct Leases {
     /// By the position of the limit and the key, in the order in which they were granted.
     granted: HashMap<(usize, Box<str>), Vec<ReplayLease>>,
     /// The ends of requests that hold a lease.
@@ -33,10 +32,27 @@ struct ReplayLease {
     ends: Option<Timestamp>,
 }
 
+/// A change of a caller's leases, which was accepted before.
+pub(crate) struct LeaseChange {
+    /// The place of the limit.
+    pub(crate) place: usize,
+    /// The limit, by the numbers by which the lease was granted.
+    pub(crate) limit: Limit<AnyAlgorithm>,
+    pub(crate) key: Box<str>,
+    pub(crate) op: Op,
+    pub(crate) at: Timestamp,
+    pub(crate) cost: u64,
+}
+
 impl Leases {
     /// Records what a request did to the leases of one limit.
-    pub(super) fn count(&mut self, (place, one): Placed<'_>, entry: &InputEntry, allowed: bool) {
-        let limit = one.configured();
+    pub(crate) fn count(
+        &mut self,
+        (place, limit): (usize, &Limit<AnyAlgorithm>),
+        decision: &Decision,
+        entry: &InputEntry,
+        allowed: bool,
+    ) {
         let Some(lease_us) = lease_us(limit) else { return };
         let Some(key) = limit.key_for(&entry.caller).map(Box::<str>::from) else { return };
         let leases = self.granted.entry((place, key.clone())).or_default();
@@ -44,9 +60,9 @@ impl Leases {
         let held = || leases.iter().fold(0_u64, |sum, lease| sum.saturating_add(lease.cost));
         let told = entry.costs.get(limit.name());
         let cost = match entry.op {
-            Op::Acquire if allowed && one.allowed => told,
+            Op::Acquire if allowed && decision.allowed => told,
             // The capacity is that of a record, if one stands.
-            Op::Force => told.min(one.limit.saturating_sub(held())),
+            Op::Force => told.min(decision.limit.saturating_sub(held())),
             Op::Refund => return end_newest(leases, told),
             Op::Reset => return leases.clear(),
             _ => return,
@@ -60,15 +76,16 @@ impl Leases {
         self.ends.extend(ends.map(|ends| Reverse((ends, place, key))));
     }
 
-    /// Ends the leases of all requests that are over at this time.
-    pub(super) async fn end_until<S: Store<AnyAlgorithm>>(
+    /// What ends the leases of all requests that are over at this time, one after the other.
+    pub(crate) fn end_until<'l>(
         &mut self,
-        limiter: &RateLimiter<S>,
+        limit_at: impl Fn(usize) -> Option<&'l Limit<AnyAlgorithm>>,
         now: Timestamp,
-    ) -> Result<(), S::Error> {
+    ) -> Vec<LeaseChange> {
+        let mut changes = Vec::new();
         while self.ends.peek().is_some_and(|Reverse((ends, ..))| *ends <= now) {
             let Some(Reverse((at, place, key))) = self.ends.pop() else { break };
-            let Some(limit) = limiter.limits().as_slice().get(place) else { continue };
+            let Some(limit) = limit_at(place) else { continue };
             let name = (place, key);
             let Some(leases) = self.granted.get_mut(&name) else { continue };
             forget_ended(leases, at, lease_us(limit).unwrap_or(0));
@@ -76,22 +93,19 @@ impl Leases {
                 let ended = leases.remove(first);
                 let later = leases.get(first..).unwrap_or_default();
                 let cost = later.iter().fold(ended.cost, |sum, l| sum.saturating_add(l.cost));
-                let again =
-                    later.iter().map(|lease| (Op::Force, lease.since, lease.cost, lease.by));
-                let all = std::iter::once((Op::Refund, at, cost, ended.by)).chain(again);
-                for (op, at, cost, by) in all {
-                    // They were accepted before.
-                    let own = limit.with_numbers(by);
-                    let check = Check { limit: own.as_ref().unwrap_or(limit), key: &name.1, cost };
-                    let _ =
-                        limiter.store().apply(&Batch::one(&check).op(op).now(Now::At(at))).await?;
-                }
+                let change = |op, at, cost, by| {
+                    let limit = limit.with_numbers(by).unwrap_or_else(|_| limit.clone());
+                    LeaseChange { place, limit, key: name.1.clone(), op, at, cost }
+                };
+                changes.push(change(Op::Refund, at, cost, ended.by));
+                let again = later.iter().map(|l| change(Op::Force, l.since, l.cost, l.by));
+                changes.extend(again);
             }
             if leases.is_empty() {
                 self.granted.remove(&name);
             }
         }
-        Ok(())
+        changes
     }
 }
 
