@@ -2,7 +2,7 @@
 //! anything.
 //!
 //! `cargo run --profile bench -p benches -- memory [--quick] [--json FILE] [--only PART,…]`, and
-//! `redis`, which starts servers of its own, `http` and `outage` likewise.
+//! `redis`, which starts servers of its own, `http`, `outage` and `tool` likewise.
 //!
 //! `cargo bench -p benches` counts instructions instead of nanoseconds: see `instructions.rs`.
 
@@ -15,6 +15,7 @@ mod peers;
 mod redis;
 mod report;
 mod requests;
+mod tool;
 
 use std::process::ExitCode;
 
@@ -40,6 +41,8 @@ enum What {
     /// What a service answers while its Redis hangs, and how late, beside the same service without
     /// a limiter.
     Outage(Options<outage::OutagePart>),
+    /// What the tool takes to replay a log of three million lines, and to suggest limits for it.
+    Tool(Effort),
 }
 
 fn main() -> ExitCode {
@@ -48,6 +51,7 @@ fn main() -> ExitCode {
         What::Redis(options) => redis::run(&options),
         What::Http(effort) => http::run(&effort),
         What::Outage(options) => outage::run(&options),
+        What::Tool(effort) => tool::run(&effort),
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,
