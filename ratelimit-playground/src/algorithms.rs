@@ -140,11 +140,11 @@ mod tests {
                     "algorithms": ["gcra", "fixed-window", "first-request-window", "sliding-counter",
                         "bucketed-window", "sliding-log", "concurrency", "unknown"],
                 }))
-                .unwrap();
+                .expect("settings");
                 let requests = settings.requests();
                 let inside = requests.iter().all(|(at, _)| (5_000..25_000).contains(at));
                 assert!(inside, "{pattern}: {requests:?}");
-                let svg = settings.draw().unwrap();
+                let svg = settings.draw().expect("a drawing");
                 assert_eq!(svg.matches("class=\"strong\"").count(), 7, "{pattern} {rate}/{burst}");
                 assert!(!svg.contains("NaN"), "{svg}");
             }

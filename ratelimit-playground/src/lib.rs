@@ -4,6 +4,8 @@
 //! The functions take and give text and JSON: the page has no types to share. `wasm-bindgen` writes
 //! what lies between, so that no crate here needs `unsafe`.
 
+#![cfg_attr(test, allow(clippy::expect_used, clippy::unwrap_used, clippy::panic))]
+
 use wasm_bindgen::prelude::wasm_bindgen;
 
 mod algorithms;

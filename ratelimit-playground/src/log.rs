@@ -57,7 +57,7 @@ impl Read for Bytes {
         }
         let chunk = self.files.read(self.file, self.offset);
         let chunk = chunk.map_err(|_| io::Error::other("the browser cannot read the file"))?;
-        self.offset += chunk.len() as f64;
+        self.offset += f64::from(u32::try_from(chunk.len()).unwrap_or(u32::MAX));
         self.chunk = io::Cursor::new(chunk);
         self.chunk.read(buffer)
     }

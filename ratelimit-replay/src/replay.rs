@@ -161,7 +161,7 @@ impl<S: Store<AnyAlgorithm>> Replay<'_, S> {
     /// Decides all requests, one after the other.
     async fn decide_all(&mut self, comparison: &mut Comparison) -> Result<(), Failure> {
         let Self { this, other, requests, decisions } = self;
-        while let Some(ReplayedRequest { input, number, entry }) = requests.next()? {
+        while let Some(ReplayedRequest { input, number, entry }) = requests.next_request()? {
             let (name, trouble) = (&*input, &mut requests.trouble);
             let failed = |error: S::Error| {
                 let what = format!("{}: line {number}: the store failed", name.display());

@@ -22,15 +22,15 @@ static KNOWN: Mutex<Vec<(&Calendar, Begins)>> = Mutex::new(Vec::new());
 pub(crate) fn number(window: &FixedWindow, at_us: u64) -> u64 {
     let Some(calendar) = window.calendar() else { return at_us / window.window_us() };
     let mut known = KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
-    let begins = match known.iter().find(|(of, _)| std::ptr::eq(*of, calendar)) {
-        Some((_, begins)) => Arc::clone(begins),
-        None => {
-            let text = AnyAlgorithm::from(*window).to_string();
-            let (_, words) = text.split_once('/').expect("a rate");
-            let begins = begins(words.split_once(" debt ").map_or(words, |(words, _)| words));
-            known.push((calendar, Arc::clone(&begins)));
-            begins
-        }
+    let found = known.iter().find(|(of, _)| std::ptr::eq(*of, calendar));
+    let begins = if let Some((_, begins)) = found {
+        Arc::clone(begins)
+    } else {
+        let text = AnyAlgorithm::from(*window).to_string();
+        let (_, words) = text.split_once('/').expect("a rate");
+        let begins = begins(words.split_once(" debt ").map_or(words, |(words, _)| words));
+        known.push((calendar, Arc::clone(&begins)));
+        begins
     };
     drop(known);
     begins.partition_point(|begin| *begin <= at_us) as u64

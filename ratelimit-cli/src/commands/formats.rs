@@ -25,7 +25,7 @@ pub(super) fn run(args: &FormatsArgs) -> Result<u8, Failure> {
     let mut requests = inputs::requests(&args.inputs, &format, &Interrupt::default(), how)?;
     let mut shown = Vec::new();
     while shown.len() < SHOWN
-        && let Some(request) = requests.next()?
+        && let Some(request) = requests.next_request()?
     {
         shown.push(request.entry);
     }

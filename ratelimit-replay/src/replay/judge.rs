@@ -48,6 +48,7 @@ impl<'r, S: Store<AnyAlgorithm>> Judge<'r, S> {
     }
 
     /// Counts who is decided by these records, which the store has.
+    #[must_use]
     pub fn by_records(mut self, records: &[GivenRecord]) -> Self {
         self.tally.count_records(records);
         self

@@ -281,7 +281,7 @@ impl ReplayedRequests {
     }
 
     /// The earliest request that no input has given yet; `None` at the end.
-    pub fn next(&mut self) -> Result<Option<ReplayedRequest>, Failure> {
+    pub fn next_request(&mut self) -> Result<Option<ReplayedRequest>, Failure> {
         if !self.trouble.how.spread {
             return self.next_in_order();
         }
