@@ -482,7 +482,8 @@ impl Tally {
                 (Reverse(denials.map_or(0, |denials| denials.requests)), kind, hash)
             })
             .collect();
-        by_denials.sort_unstable();
+        // Of several, those that have had details for longest.
+        by_denials.sort_by_key(|(requests, ..)| *requests);
         for (place, (Reverse(requests), kind, hash)) in by_denials.into_iter().enumerate() {
             if place < *most {
                 callers.push((kind, hash));
