@@ -56,7 +56,7 @@ impl Serialize for Named {
 /// The name of the bare key beside the named identifiers.
 pub(crate) const BARE_NAME: &str = "key";
 
-/// Whether a limit can apply where callers have identifiers of these names, [`BARE_NAME`] for a
+/// Whether a limit can apply where callers have identifiers of these names, `key` for a
 /// bare key.
 pub fn check_names(limit: &Limit<AnyAlgorithm>, names: &[String]) -> Result<(), ConfigError> {
     let known = names.iter().map(|name| Some(&**name).filter(|name| *name != BARE_NAME));
