@@ -10,7 +10,8 @@
 //!   over a script, and for one key beside the floor of merging.
 //! - `numbers`: the same for ten thousand customers with numbers of their own, beside one limit for
 //!   all of them (`one limit`), and beside a limiter for each (`limiter each`).
-//! - `way`: requests that share calls beside requests that go alone, over ways of several lengths.
+//! - `way`: requests that share calls beside requests that are sent alone, over ways of several
+//!   lengths.
 //! - `nodes`: the same over one, two and three nodes of a cluster.
 //! - `attack`: the calls that reach the server, and its time, while all ask for one key that is
 //!   denied.

@@ -366,7 +366,7 @@ pub(crate) struct ClearRecordArgs {
     #[arg(long, value_name = "LIMIT")]
     pub(crate) limit: String,
 
-    /// Who does this, for the line that is printed; the user of this process if it is not told.
+    /// Who does this, for the line that is printed; the user of this process by default.
     #[arg(long, value_name = "NAME")]
     pub(crate) by: Option<String>,
 }
@@ -421,7 +421,7 @@ pub(crate) struct CheckArgs {
     #[command(flatten)]
     pub(crate) own: NumbersArgs,
 
-    /// The cost of the request: under all limits, or under one; 1 if it is not told. May be
+    /// The cost of the request: under all limits, or under one; 1 by default. May be
     /// repeated.
     #[arg(long, value_name = "N|LIMIT=N", value_parser = cost)]
     pub(crate) cost: Vec<(Option<String>, u64)>,

@@ -116,9 +116,9 @@ impl<M: Mode> Builder<M> {
     /// A merged request gets the decision that it would have got alone. It waits only while enough
     /// calls are out: two, or more where the way is long. On a cluster requests of one slot go
     /// together. Only the Lua mode merges, and only acquires that may fit: a request with an id,
-    /// with metadata, at a given time or of a cost above a capacity goes alone, as do peeks, forced
-    /// charges, refunds and resets, and all requests to limits that count attempts or keep logs,
-    /// bucketed windows or leases.
+    /// with metadata, at a given time or of a cost above a capacity is sent alone, as are peeks,
+    /// forced charges, refunds and resets, and all requests to limits that count attempts or keep
+    /// logs, bucketed windows or leases.
     #[must_use]
     pub fn merge(mut self, merge: bool) -> Self {
         self.merge = Some(merge);

@@ -1,6 +1,6 @@
 //! Calls that several requests share.
 //!
-//! A request that finds fewer calls out than may be goes at once and alone. Any other waits in a
+//! A request that finds fewer calls out than may be is sent at once and alone. Any other waits in a
 //! channel. One task per channel takes all that wait and sends them in one call as soon as another
 //! call has ended ([`CallLimit`]). So no request waits for company.
 //!
@@ -30,8 +30,8 @@ pub(crate) use load::{
     Waiting,
 };
 
-/// The most requests that wait. Any more go alone, so that a caller that fills the channel turns no
-/// other away.
+/// The most requests that wait. Any more are sent alone, so that a caller that fills the channel
+/// turns no other away.
 const MOST_WAITING: usize = 65_536;
 
 /// The requests to one server, or for one slot of a cluster, that wait, and how many calls may be

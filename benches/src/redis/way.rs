@@ -1,4 +1,4 @@
-//! Requests that share calls beside requests that go alone, over ways of several lengths.
+//! Requests that share calls beside requests that are sent alone, over ways of several lengths.
 //!
 //! Both are stores of ours, on one client each, with 500 tasks. A proxy holds all bytes back for
 //! half a round trip, each way, without holding up what follows.

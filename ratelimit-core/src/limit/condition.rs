@@ -149,7 +149,7 @@ impl<A: Algorithm> Limit<A> {
     /// The same limit, which applies only to callers whose identifier of this name has this value,
     /// or one of these. A value that ends in `*` stands for all that begin with the rest of it.
     ///
-    /// With several conditions, a caller must meet each. To others the limit does not apply, also
+    /// With several conditions, a caller must meet each. To others the limit does not apply, even
     /// if it is [required](Self::required). No state belongs to a condition: the limit keeps its
     /// states when its conditions change.
     ///

@@ -122,7 +122,7 @@ impl<C: Clock> FallbackBuilder<C> {
     /// The most keys that the local limits keep, the most ids that are in use without the store,
     /// and the most keys whose charges are kept for the recovery: 131,072 of each unless it is set.
     /// Above that, local keys share one state per limit ([`ratelimit_memory::Builder::capacity`]),
-    /// and further charges are forgotten: also if the keys have more than 128 bytes on average,
+    /// and further charges are forgotten: also when the keys have more than 128 bytes on average,
     /// because charges are kept with their whole keys. A request under a new id is an error, or
     /// charged [without a record](ratelimit_core::Verdict::is_unrecorded) if the layer drew the id.
     #[must_use]

@@ -240,7 +240,7 @@ async fn a_draw_that_is_under_way_during_a_reset_is_not_spent() {
 }
 
 /// The allotments of several users share the limit of their address. All of them are settled at
-/// once, also if the caller that ended them leaves.
+/// once, even if the caller that ended them leaves.
 #[tokio::test(start_paused = true)]
 async fn a_caller_that_goes_away_ends_no_settlement() {
     for goes in [false, true] {

@@ -294,7 +294,7 @@ fn it_keeps_no_more_keys_than_it_may_and_forgets_those_that_are_too_old() {
 }
 
 /// Where the store is a trip away, no answer denies what the store would admit, and none waits
-/// longer than the store says, or shorter by more than the way of the request that was denied; also
+/// longer than the store says, or shorter by more than the way of the request that was denied; even
 /// if the parameters of the limit change.
 #[test]
 fn a_denial_ends_no_later_than_in_the_store() {

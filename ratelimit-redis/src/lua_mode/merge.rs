@@ -1,4 +1,4 @@
-//! A request that goes at once and alone, or waits and shares a call with others.
+//! A request that is sent at once and alone, or waits and shares a call with others.
 
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
@@ -167,8 +167,8 @@ impl<A: LuaProgram, C: Connection> Call<'_, A, C> {
         Err(self.inner.peer.disagrees(self.batch.checks()[0].limit.name()))
     }
 
-    /// Whether the batch may share a call. It goes alone if it does not charge, has an id, metadata
-    /// or a given time, counts attempts, or if a state has variable length.
+    /// Whether the batch may share a call. It is sent alone if it does not charge, has an id,
+    /// metadata or a given time, counts attempts, or if a state has variable length.
     fn merges(&self) -> bool {
         let is_plain = self.batch.operation() == Op::Acquire
             && self.batch.time() == Now::Store

@@ -394,7 +394,7 @@ async fn a_given_runtime_sends_what_callers_of_stopped_runtimes_share() {
 /// The most requests that wait for a connection.
 const MOST_WAITING: usize = 65_536;
 
-/// A caller that fills the channel makes others go alone until a call has taken what it dropped.
+/// If a caller fills the channel, others are sent alone until a call has taken what it dropped.
 #[tokio::test]
 async fn a_caller_that_fills_the_channel_makes_others_go_alone() {
     let (server, limit) = (server(), limit("api", "gcra 9/3650d"));

@@ -1,6 +1,6 @@
-//! Requests that share calls are not slower than requests that go alone, however long the way to
-//! the server is. In this model the client does all work in no time, so that only the server's work
-//! and the way count.
+//! Requests that share calls are not slower than requests that are sent alone, however long the way
+//! to the server is. In this model the client does all work in no time, so that only the server's
+//! work and the way count.
 
 use std::cell::Cell;
 use std::rc::Rc;

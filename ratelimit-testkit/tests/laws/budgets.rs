@@ -133,7 +133,7 @@ proptest! {
         );
     }
 
-    /// A charge counts under a limit that has been changed, also if another limit wrote the state.
+    /// A charge counts under a limit that has been changed, even if another limit wrote the state.
     #[test]
     fn a_forced_charge_counts_under_a_changed_limit(
         (before, after) in prop::sample::select(&[

@@ -56,7 +56,7 @@ pub(crate) enum Flaw {
     MintsWhenTimeGoesBack,
     /// `retry_after` is a microsecond short.
     WaitsOneShort,
-    /// All limits of one name share a state, whatever their algorithm or window: one forgives what
+    /// All limits of one name share a state, whatever their algorithm or window: one refunds what
     /// another has charged.
     KnowsNamesOnly,
     /// Other numbers have a state of their own: a raise grants a second burst.
