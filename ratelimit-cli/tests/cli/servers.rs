@@ -16,7 +16,8 @@ const WINDOW: &str = "20000d";
 /// A limit of this name, by these identifiers, of this algorithm, with room for so many.
 fn document_with_room(name: &str, key: &str, algorithm: &str, room: u64, more: &str) -> String {
     let block = if algorithm == "lockout" { "block = \"1h\"\n" } else { "" };
-    let document = limit(name, key, &format!("{algorithm} {room}/{WINDOW}"), &(block.to_owned() + more));
+    let document =
+        limit(name, key, &format!("{algorithm} {room}/{WINDOW}"), &(block.to_owned() + more));
     if algorithm != "bucketed-window" {
         return document;
     }
