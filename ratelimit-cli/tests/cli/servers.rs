@@ -11,18 +11,23 @@ use serde_json::{Value, json};
 use crate::common::{Scene, limit, write_gcra};
 
 /// Windows of this length begin in 1970, 2024 and 2079, so none ends while a test runs.
-const WINDOW: &str = "20000d";
+const AGE: &str = "20000d";
 
-/// A limit of this name, by these identifiers, of this algorithm, with room for so many.
-fn document_with_room(name: &str, key: &str, algorithm: &str, room: u64, more: &str) -> String {
+/// A limit of this name, by these identifiers, of this algorithm, with room for so many per window.
+fn document(
+    (name, key): (&str, &str),
+    algorithm: &str,
+    (room, window): (u64, &str),
+    more: &str,
+) -> String {
     let block = if algorithm == "lockout" { "block = \"1h\"\n" } else { "" };
-    let document =
-        limit(name, key, &format!("{algorithm} {room}/{WINDOW}"), &(block.to_owned() + more));
+    let rate = format!("{room}/{window}");
+    let document = limit(name, key, &format!("{algorithm} {rate}"), &(block.to_owned() + more));
     if algorithm != "bucketed-window" {
         return document;
     }
-    let rates = format!("bucket = \"{WINDOW}\"\nrates = [\"{room}/{WINDOW}\"]");
-    document.replace(&format!("rate = \"{room}/{WINDOW}\""), &rates)
+    let rates = format!("bucket = \"{window}\"\nrates = [\"{rate}\"]");
+    document.replace(&format!("rate = \"{rate}\""), &rates)
 }
 
 /// The fields of the limit of this name in a list.
@@ -40,28 +45,28 @@ fn each_command_tells_two_limits_apart_whatever_differs() {
         .map(|name| {
             (
                 *name,
-                document_with_room("one", "ip", name, 3, ""),
-                document_with_room("two", "ip", name, 9, ""),
+                document(("one", "ip"), name, (3, AGE), ""),
+                document(("two", "ip"), name, (9, AGE), ""),
             )
         })
         .collect();
-    let gcra = |more| document_with_room("two", "ip", "gcra", 9, more);
+    let gcra = |more| document(("two", "ip"), "gcra", (9, AGE), more);
     rows.extend([
-        ("shadow", document_with_room("one", "ip", "gcra", 3, ""), gcra("shadow = true")),
-        ("attempts", document_with_room("one", "ip", "gcra", 3, ""), gcra("count = \"attempts\"")),
+        ("shadow", document(("one", "ip"), "gcra", (3, AGE), ""), gcra("shadow = true")),
+        ("attempts", document(("one", "ip"), "gcra", (3, AGE), ""), gcra("count = \"attempts\"")),
         (
             "identifier",
-            document_with_room("one", "ip", "gcra", 3, ""),
-            document_with_room("two", "user", "gcra", 9, ""),
+            document(("one", "ip"), "gcra", (3, AGE), ""),
+            document(("two", "user"), "gcra", (9, AGE), ""),
         ),
         (
             "identifiers",
-            document_with_room("one", "ip", "gcra", 3, ""),
-            document_with_room("two", "user ip", "gcra", 9, ""),
+            document(("one", "ip"), "gcra", (3, AGE), ""),
+            document(("two", "user ip"), "gcra", (9, AGE), ""),
         ),
-        ("algorithm", document_with_room("one", "ip", "fixed-window", 3, ""), gcra("")),
-        ("required", document_with_room("one", "ip", "gcra", 3, ""), gcra("required = true")),
-        ("debt", document_with_room("one", "ip", "gcra", 3, ""), gcra("debt = 5")),
+        ("algorithm", document(("one", "ip"), "fixed-window", (3, AGE), ""), gcra("")),
+        ("required", document(("one", "ip"), "gcra", (3, AGE), ""), gcra("required = true")),
+        ("debt", document(("one", "ip"), "gcra", (3, AGE), ""), gcra("debt = 5")),
     ]);
     for (place, (row, one, two)) in rows.iter().enumerate() {
         for (order, policy) in [[one, two], [two, one]].iter().enumerate() {
@@ -142,7 +147,7 @@ fn each_command_tells_two_limits_apart_whatever_differs() {
 fn what_a_limit_is_owed_is_told_of_that_limit() {
     let server = RedisServer::start().expect("a server");
     let url = server.url();
-    let named = |name: &str, more| document_with_room(name, "ip", "gcra", 9, more);
+    let named = |name: &str, more| document((name, "ip"), "gcra", (9, "h"), more);
     // Of two limits with a debt one is owed three of nine an hour, the other nothing; the third can
     // be owed nothing.
     let policy = [named("plain", ""), named("one", "debt = 5"), named("two", "debt = 5")];
@@ -173,7 +178,7 @@ fn heal_frees_every_algorithm_and_each_of_two_limits() {
     let url = server.url();
     for (place, algorithm) in AnyAlgorithm::NAMES.iter().enumerate() {
         let [one, two] = [("one", 3), ("two", 9)]
-            .map(|(name, room)| document_with_room(name, "ip", algorithm, room, ""));
+            .map(|(name, room)| document((name, "ip"), algorithm, (room, "h"), ""));
         let scene = Scene::new(&if place % 2 == 0 { one + &two } else { two + &one });
         scene.write("secret", "open sesame");
         let prefix = format!("p{place}");
