@@ -98,6 +98,9 @@ struct OfWrong<W>(std::marker::PhantomData<W>);
 impl<W: Wrong> Harness<Any> for OfWrong<W> {
     type Store = WrongStore<W>;
 
+    /// As many races as find a record that is read too early.
+    const CASES: u32 = 256;
+
     fn new() -> Self {
         Self(std::marker::PhantomData)
     }
