@@ -452,7 +452,7 @@ pub(crate) struct ScanArgs {
     pub(crate) prefix: String,
 
     /// Stop after this many keys.
-    #[arg(long, value_name = "N", default_value_t = 100_000)]
+    #[arg(long, value_name = "N", default_value_t = 100_000, value_parser = clap::value_parser!(u64).range(1..))]
     pub(crate) max_keys: u64,
 
     /// One line of JSON per row instead of a table, and one with the totals.

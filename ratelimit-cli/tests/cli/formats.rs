@@ -57,6 +57,13 @@ fn a_format_of_its_own_decides_as_the_same_requests_in_a_known_one() {
 }
 
 #[test]
+fn all_requests_of_one_line_and_time_are_decided() {
+    let object = "{\"ip\":\"192.0.2.7\",\"t\":\"2015-05-17T10:05:03Z\"}";
+    let scene = Scene::with(BUCKET, format!("[{}]\n", [object; 3].join(",")));
+    assert_eq!(scene.decision_lines(&["--fields", "ip=ip,time=t", "input"]).lines().count(), 3);
+}
+
+#[test]
 fn behind_a_proxy_the_client_is_the_first_of_those_that_it_forwards_if_the_option_says_so() {
     let scene = Scene::new(&limit("per-ip", "ip", "gcra 1/m", ""));
     let line = |forwarded: &str| {

@@ -78,7 +78,9 @@ impl Lines {
             }
         };
         let bytes = Some(&*self.buffer).filter(|_| fit == Fit::Whole);
-        Ok(Some(Line { number: self.number, bytes }))
+        // An object may end before its line does.
+        let is_within = self.has_objects == Some(true) && !self.buffer.ends_with(b"\n");
+        Ok(Some(Line { number: self.number + u64::from(is_within), bytes }))
     }
 
     /// Reads a line into the buffer, without its end. `None` at the end of the input.
@@ -208,13 +210,13 @@ mod tests {
     fn the_objects_of_an_array_and_those_on_several_lines_are_lines() {
         let objects = [r#"{"a":"]}\"{","b":[1,{"c":2}]}"#, "{}", r#"{"d":"\\"}"#];
         let array = format!("[{}]", objects.join(","));
-        assert_eq!(texts(&array), objects);
+        assert_eq!(lines(array.as_bytes()), objects.map(|object| (1, object.to_owned())));
         assert_eq!(texts(&format!("\u{feff}[\n  {}\n]\n", objects.join(",\n  "))), objects);
         let pretty = "{\n  \"a\": {\n    \"b\": 1\n  }\n}\n{\n  \"c\": 2\n}\n";
         let read = lines(pretty.as_bytes());
         let compact: Vec<_> =
             read.iter().map(|(at, text)| (*at, text.replace([' ', '\n'], ""))).collect();
-        let due = [(4, "{\"a\":{\"b\":1}}"), (7, "{\"c\":2}")];
+        let due = [(5, "{\"a\":{\"b\":1}}"), (8, "{\"c\":2}")];
         assert_eq!(compact, due.map(|(at, text)| (at, text.to_owned())));
         // One whole line of many objects may be long, and each object is bounded.
         let many = vec!["{\"a\":1}"; 200_000].join(",");

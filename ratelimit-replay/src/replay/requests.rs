@@ -316,7 +316,7 @@ impl ReplayedRequests {
         }
         Ok(earliest.and_then(|(_, place)| {
             let input = &mut self.inputs[place];
-            let ((_, number), entry) = input.window.pop_first()?;
+            let (_, (number, entry)) = input.window.pop_first()?;
             self.trouble.waiting -= 1;
             Some(ReplayedRequest { input: Arc::clone(&input.name), number, entry })
         }))
@@ -335,8 +335,9 @@ struct Input {
     first: Option<Box<[u8]>>,
     /// Whether a request tells how long it took.
     has_durations: bool,
-    /// What was read: of an access log by time, of a trace by line.
-    window: BTreeMap<(Timestamp, u64), Box<InputEntry>>,
+    /// What was read, each behind the number of its line: of an access log by time, of a trace in
+    /// the order of its lines. A line may have several requests, as an array of JSON does.
+    window: BTreeMap<(Timestamp, u64), (u64, Box<InputEntry>)>,
     /// How many lines may wait even if those of other inputs fill the window.
     share: usize,
     /// The latest time that was read.
@@ -378,7 +379,7 @@ impl Input {
     /// The time of the next request.
     fn peek(&mut self, trouble: &mut Trouble) -> Result<Option<Timestamp>, Failure> {
         loop {
-            if let Some(((at, _), entry)) = self.window.first_key_value() {
+            if let Some(((at, _), (_, entry))) = self.window.first_key_value() {
                 let is_full = self.ended
                     || trouble.waiting >= WINDOW_LINES && self.window.len() >= self.share;
                 let is_due = is_full || self.latest.saturating_us_since(*at) > WINDOW_US;
@@ -403,7 +404,7 @@ impl Input {
             } else {
                 trouble.order.back += u64::from(is_behind);
             }
-            self.window.insert((place, number), entry);
+            self.window.insert((place, self.read), (number, entry));
             trouble.waiting += 1;
         }
     }
