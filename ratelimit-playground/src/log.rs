@@ -13,7 +13,7 @@ use ratelimit_replay::named::Named as _;
 use ratelimit_replay::replay::{Format, Judge, Reading, Replay, ReplayedRequests};
 use ratelimit_replay::summary::Report;
 use ratelimit_replay::watcher::Watcher;
-use ratelimit_replay::{policy, report, suggest, text};
+use ratelimit_replay::{policy, report, text};
 use serde::Deserialize;
 use serde_json::{Value, json};
 use wasm_bindgen::JsValue;
@@ -129,12 +129,10 @@ impl Request {
             decisions: None,
         };
         let outcome = pollster::block_on(replay.run());
-        let fine = outcome.order.is_in_seconds.then(|| suggest::finer_than_a_second(&limits));
         let other_note = other_note.flatten().map(|note| format!("{OTHER}: {note}"));
-        let notes = [outcome.order.note(), fine.flatten(), note, other_note].into_iter().flatten();
-        let notes = notes.chain(outcome.hints.clone());
-        let notes = notes.chain(outcome.warnings(POLICY, other.is_some().then_some(OTHER)));
-        let notes = notes.chain(outcome.ending()).collect();
+        let mut notes = outcome.notes(&limits, [note, other_note].into_iter().flatten());
+        notes.extend(outcome.warnings(POLICY, other.is_some().then_some(OTHER)));
+        notes.extend(outcome.ending());
         let decisions = text::plural(outcome.tally.decisions(), "decision", "decisions");
         let speed = format!("{decisions} in {:.1} s in this browser", (now_ms() - begun_ms) / 1e3);
         let comparison = outcome.comparison.as_ref().map(|comparison| (OTHER, comparison));

@@ -5,13 +5,14 @@ use std::iter;
 use std::path::{Path, PathBuf};
 
 use ratelimit_core::store::Op;
-use ratelimit_core::{AnyAlgorithm, Store};
+use ratelimit_core::{AnyAlgorithm, Limits, Store};
 
 use crate::compare::Comparison;
 use crate::decision_line::{DecisionLine, json_line};
 use crate::failure::Failure;
 use crate::input::{BadLine, FormatArg, NAMED_BAD_LINES};
 use crate::named::Named as _;
+use crate::suggest::finer_than_a_second;
 use crate::summary::WARNING;
 use crate::tally::{Decided, Tally};
 use crate::text::plural;
@@ -87,6 +88,19 @@ impl ReplayOutcome {
         }
         warnings.extend(self.comparison.as_ref().and_then(Comparison::left_out));
         warnings
+    }
+
+    /// What there is to say of its times and its lines, and these notes in between.
+    #[must_use]
+    pub fn notes(
+        &self,
+        limits: &Limits<AnyAlgorithm>,
+        others: impl IntoIterator<Item = String>,
+    ) -> Vec<String> {
+        let is_coarse = self.order.is_in_seconds;
+        let fine = is_coarse.then(|| finer_than_a_second(limits)).flatten();
+        let notes = self.order.note().into_iter().chain(fine).chain(others);
+        notes.chain(self.hints.iter().cloned()).collect()
     }
 
     /// What there is to say of its end.

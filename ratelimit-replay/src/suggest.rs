@@ -160,7 +160,7 @@ pub fn is_finer_than_a_second(limit: &Limit<AnyAlgorithm>) -> bool {
 }
 
 /// What to know of such limits.
-pub fn finer_than_a_second(limits: &Limits<AnyAlgorithm>) -> Option<String> {
+pub(crate) fn finer_than_a_second(limits: &Limits<AnyAlgorithm>) -> Option<String> {
     let finer = limits.iter().filter(|limit| is_finer_than_a_second(limit));
     let names: Vec<_> = finer.map(Limit::name).collect();
     (!names.is_empty()).then(|| {

@@ -12,7 +12,7 @@ use ratelimit_replay::failure::Failure;
 use ratelimit_replay::records::GivenRecord;
 use ratelimit_replay::replay::{Judge, Reading, Replay, ReplayOutcome};
 use ratelimit_replay::summary::{self, Report, WARNING};
-use ratelimit_replay::{report, suggest, text};
+use ratelimit_replay::{report, text};
 
 use crate::args::ReplayArgs;
 use crate::inputs::is_dash;
@@ -88,9 +88,7 @@ pub(super) fn run(args: &ReplayArgs) -> Result<u8, Failure> {
             "the keys of this replay were not removed{why}. They begin with {prefix} and expire by themselves"
         )
     });
-    let fine = outcome.order.is_in_seconds.then(|| suggest::finer_than_a_second(&limits)).flatten();
-    let notes = [outcome.order.note(), fine, note, other_note, left].into_iter().flatten();
-    let notes = notes.chain(outcome.hints.clone()).collect();
+    let notes = outcome.notes(&limits, [note, other_note, left].into_iter().flatten());
     finish(args, &url, (outcome, elapsed), notes, report)
 }
 

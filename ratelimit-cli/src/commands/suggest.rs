@@ -11,9 +11,7 @@ use ratelimit_replay::failure::Failure;
 use ratelimit_replay::input::names_of;
 use ratelimit_replay::policy;
 use ratelimit_replay::replay::{Judge, Reading, Replay, ReplayOutcome, ReplayedRequests};
-use ratelimit_replay::suggest::{
-    Needs, finer_than_a_second, is_finer_than_a_second, setting, with_algorithm,
-};
+use ratelimit_replay::suggest::{Needs, is_finer_than_a_second, setting, with_algorithm};
 use ratelimit_replay::table::TextTable;
 use ratelimit_replay::text::{count, in_words, plural, share};
 use serde_json::json;
@@ -53,10 +51,7 @@ pub(super) fn run(args: &SuggestArgs) -> Result<u8, Failure> {
     pollster::block_on(async {
         let mut requests = inputs::requests(logs, &format, &interrupt, Reading::default())?;
         let (limits, left_out) = requests.applicable(limits)?;
-        let wrong = |error| Failure::input(format!("no proposal: {error}"));
-        let observing = limiter(limits.clone());
-        let observing = Judge::only_observing(&observing).map_err(wrong)?;
-        let mut first = replay(observing, requests).await?;
+        let mut first = observe(&limits, requests).await?;
         if first.tally.nothing_applied() {
             return Err(Failure::input(format!(
                 "{}: no limit applies to any request. {}",
@@ -75,9 +70,7 @@ pub(super) fn run(args: &SuggestArgs) -> Result<u8, Failure> {
         if first.order.is_in_seconds && limits.iter().any(is_finer_than_a_second) {
             let again = Reading { silent: true, spread: true, ..Reading::default() };
             let again = inputs::requests(logs, &format, &interrupt, again)?;
-            let observing = limiter(limits.clone());
-            let observing = Judge::only_observing(&observing).map_err(wrong)?;
-            let spread = replay(observing, again).await?;
+            let spread = observe(&limits, again).await?;
             let needs = spread.tally.limits.into_iter().filter_map(|counts| counts.needs);
             for (row, needs) in rows.iter_mut().zip(needs) {
                 let proposed = needs.smallest(args.target.part_of(needs.callers()));
@@ -86,7 +79,7 @@ pub(super) fn run(args: &SuggestArgs) -> Result<u8, Failure> {
         }
         let again = Reading { silent: true, ..Reading::default() };
         let again = inputs::requests(logs, &format, &interrupt, again)?;
-        let proposed = limiter(proposal(&limits, &rows).map_err(wrong)?);
+        let proposed = limiter(proposal(&limits, &rows).map_err(|error| no_proposal(&error))?);
         let second = replay(Judge::new(&proposed, true, false), again).await?;
         for (row, counts) in rows.iter_mut().zip(&second.tally.limits) {
             let nearness = counts.nearness.as_ref();
@@ -101,15 +94,13 @@ pub(super) fn run(args: &SuggestArgs) -> Result<u8, Failure> {
                 File::create_new(path).and_then(|mut file| file.write_all(proposed.as_bytes()));
             written.map_err(|error| Failure::writing(path, &error))?;
         }
-        let fine = second.order.is_in_seconds.then(|| finer_than_a_second(&limits)).flatten();
         let most = rows.iter().map(|row| row.needs.callers()).max().unwrap_or(0);
         let none = (args.target.is_some_share() && args.target.part_of(most) == 0).then(|| {
             let callers = plural(most, "caller", "callers");
             format!("--target allows to deny none of {callers}; raise it to leave some out")
         });
-        let notes =
-            second.order.note().into_iter().chain(fine).chain(none).chain(too_many).chain(left_out);
-        let notes = notes.chain(second.hints);
+        let others = none.into_iter().chain(too_many).chain(left_out);
+        let notes = second.notes(&limits, others).into_iter();
         let notes = notes.fold(String::new(), |text, note| text + "note: " + &note + "\n\n");
         let out = if args.json {
             // Standard output has a line per limit.
@@ -124,6 +115,19 @@ pub(super) fn run(args: &SuggestArgs) -> Result<u8, Failure> {
 
 fn limiter(limits: Limits<AnyAlgorithm>) -> RateLimiter<MemoryStore> {
     RateLimiter::new(limits, store::memory()).allow_unlimited()
+}
+
+fn no_proposal(error: &ConfigError) -> Failure {
+    Failure::input(format!("no proposal: {error}"))
+}
+
+/// Reads the log once, to see what callers need of the limits.
+async fn observe(
+    limits: &Limits<AnyAlgorithm>,
+    requests: ReplayedRequests,
+) -> Result<ReplayOutcome, Failure> {
+    let limiter = limiter(limits.clone());
+    replay(Judge::only_observing(&limiter).map_err(|error| no_proposal(&error))?, requests).await
 }
 
 /// Reads the log once.
@@ -151,14 +155,15 @@ fn proposal(
 
 fn lines(rows: &[Row<'_>]) -> String {
     let line = |row: &Row<'_>| {
-        let told = |algorithm: &AnyAlgorithm| json!({ "algorithm": in_words(algorithm, row.limit), "callers_denied": row.needs.callers_denied_by(algorithm) });
+        let told_by = |needs: &Needs, algorithm: &AnyAlgorithm| json!({ "algorithm": in_words(algorithm, row.limit), "callers_denied": needs.callers_denied_by(algorithm) });
+        let told = |algorithm: &AnyAlgorithm| told_by(&row.needs, algorithm);
         let proposed = row.proposed.map(|algorithm| {
             let mut proposed = told(&algorithm);
             proposed["callers_denied_together"] = row.denied_together.into();
             proposed
         });
         let spread = row.spread.as_ref().map(|(needs, proposed)| {
-            let told = |algorithm: &AnyAlgorithm| json!({ "algorithm": in_words(algorithm, row.limit), "callers_denied": needs.callers_denied_by(algorithm) });
+            let told = |algorithm: &AnyAlgorithm| told_by(needs, algorithm);
             json!({ "now": told(row.limit.algorithm()), "proposed": proposed.as_ref().map(told) })
         });
         json!({
