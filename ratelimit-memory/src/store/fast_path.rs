@@ -58,7 +58,7 @@ impl<'l> Probe<'l> {
     }
 
     /// Charges the key's state by the algorithm's fast step. Returns `None` if there is no such
-    /// state or step, another thread is writing the state, or a record blocks or exempts.
+    /// state or step, another thread is writing the state, or the key may have a record.
     #[inline(always)]
     pub(super) fn charge<A: InMemory>(
         self,
@@ -70,23 +70,16 @@ impl<'l> Probe<'l> {
         let Self { table, route, hash } = self;
         let (seen, state) = route.find_span()?;
         let now = table.now_since_epoch(now)?;
-        let Step { decision, write } = limit.algorithm().step_fast(state, now, cost)?;
-        match write {
-            Write::Put { state, .. } if state.extra == 0 => {
-                let packed = Packed::of_span(state.at.as_us(), state.span_us)?;
-                let mut slot = seen.try_lock()?;
-                // With the slot locked: what sees a record later sees this charge.
-                if records.may_have(limit, hash) {
-                    return None;
-                }
-                slot.set(packed);
+        let (decision, next) = step_span(limit, limit.algorithm(), state, now, cost)?;
+        if let Some(state) = next {
+            let mut slot = seen.try_lock()?;
+            // With the slot locked: what sees a record later sees this charge.
+            if records.may_have(limit, hash) {
+                return None;
             }
-            // A denied attempt is charged, by another path.
-            Write::Keep
-                if !limit.counts_attempts()
-                    && !records.may_have(limit, hash)
-                    && seen.is_still() => {}
-            _ => return None,
+            slot.set(state);
+        } else if records.may_have(limit, hash) || !seen.is_still() {
+            return None;
         }
         Some(decision)
     }
