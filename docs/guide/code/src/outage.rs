@@ -139,12 +139,8 @@ fn block(
     (most, is_first): (f64, bool),
 ) {
     let x = Axis { begin: left, length, from: 0.0, to: END_MS, is_log: false };
-    let field = |(begin, end): (f64, f64), from, to, is_log| Plot {
-        x,
-        y: Axis { begin: top + end, length: begin - end, from, to, is_log },
-    };
-    let answers = field(ANSWERS, 0.0, most, false);
-    let late = field(LATE, 0.1, 100.0, true);
+    let answers = Plot { x, y: Axis::up(top, ANSWERS, (0.0, most), false) };
+    let late = Plot { x, y: Axis::up(top, LATE, (0.1, 100.0), true) };
     let [hangs, ends] = outage.hung_ms.map(|at| x.at(at));
     let hung = (ANSWERS.0, BREAKER.1);
     svg.rect("back", (hangs, top + hung.0), (ends - hangs, hung.1 - hung.0));

@@ -142,12 +142,9 @@ fn draw(svg: &mut Svg, run: &Run, is_wide: bool) {
         to: END_MS.into(),
         is_log: false,
     };
-    let plot = |(top, bottom): (f64, f64), from: f64, to: f64| Plot {
-        x,
-        y: Axis { begin: bottom + shift, length: top - bottom, from, to, is_log: false },
-    };
-    let budget = plot(BUDGET, -f64::from(DEBT), BURST.into());
-    let requests = plot(REQUESTS, 0.0, 1_240.0);
+    let plot = |field, ends| Plot { x, y: Axis::up(shift, field, ends, false) };
+    let budget = plot(BUDGET, (-f64::from(DEBT), BURST.into()));
+    let requests = plot(REQUESTS, (0.0, 1_240.0));
 
     svg.text("quiet", (left, BUDGET.0 + shift - 34.0), "tokens left, and owed below 0");
     let ticks =

@@ -154,6 +154,16 @@ pub(crate) struct Axis {
 }
 
 impl Axis {
+    /// Values from the bottom of a field to its top, both counted from `y` on.
+    pub(crate) const fn up(
+        y: f64,
+        (top, bottom): (f64, f64),
+        (from, to): (f64, f64),
+        is_log: bool,
+    ) -> Self {
+        Self { begin: y + bottom, length: top - bottom, from, to, is_log }
+    }
+
     /// Where a value stands, at an end if it is beyond.
     pub(crate) fn at(&self, value: f64) -> f64 {
         let scaled = |value: f64| if self.is_log { value.log10() } else { value };

@@ -105,15 +105,8 @@ fn block(
     keys: u32,
 ) -> Result<(), Box<dyn Error>> {
     let x = Axis { begin: left, length, from: 1.0, to: 1_024.0, is_log: true };
-    let y = |(begin, end): (f64, f64), from, to| Axis {
-        begin: top + end,
-        length: begin - end,
-        from,
-        to,
-        is_log: true,
-    };
-    let per_s = Plot { x, y: y(PER_S, 2_500.0, 1_000_000.0) };
-    let p99 = Plot { x, y: y(P99, 0.03, 300.0) };
+    let per_s = Plot { x, y: Axis::up(top, PER_S, (2_500.0, 1_000_000.0), true) };
+    let p99 = Plot { x, y: Axis::up(top, P99, (0.03, 300.0), true) };
     svg.text("quiet", (left, top + PER_S.0 - 10.0), "decisions per second");
     svg.text("quiet", (left, top + P99.0 - 10.0), "99 of 100 decisions within (ms)");
     let ticks = [10_000.0, 100_000.0, 1_000_000.0].map(|value| (value, grouped(value)));
