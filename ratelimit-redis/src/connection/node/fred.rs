@@ -290,10 +290,13 @@ fn executed(
             return server_answer(peer, &first);
         }
         let error = server_answer(peer, &error);
+        if !is_transaction {
+            return error;
+        }
         let is_inside = matches!(
             &error, RedisError::Server { code, .. } if matches!(&**code, "WRONGTYPE" | "ERR")
         );
-        error.after(is_transaction && is_inside)
+        error.after(is_inside)
     })
 }
 
