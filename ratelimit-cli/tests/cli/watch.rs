@@ -68,7 +68,7 @@ fn without_a_terminal_each_scan_is_a_list_with_what_was_charged_since_the_one_be
     told.sort_by_key(|(caller, _)| *caller);
     assert_eq!(told, [(Some("alice"), &Value::Null), (Some("bob"), &Value::Null)]);
     assert!(totals["at_us"].as_u64() > Some(1_700_000_000_000_000), "{totals}");
-    // A reset frees a caller, and what it is charged is told where both scans have found it.
+    // A reset frees a caller. The list shows charges only of callers that both scans have found.
     scene.command("reset", &["bob", "--store", &server.url()]).exits(0);
     let mut scans = 0;
     while {

@@ -114,11 +114,11 @@ async fn lists(
 
 /// Says what went wrong. With standard error closed, the message has nowhere to go.
 fn report(failure: &Failure, pause: Duration) {
-    let again = duration_us(pause);
+    let again = in_words(pause);
     let _ = writeln!(io::stderr(), "error: {failure}; the next scan begins in {again}");
 }
 
-fn duration_us(pause: Duration) -> String {
+fn in_words(pause: Duration) -> String {
     duration(u64::try_from(pause.as_micros()).unwrap_or(u64::MAX))
 }
 
@@ -140,7 +140,7 @@ async fn live(
 ) -> Result<u8, Failure> {
     let failed = |error: io::Error| Failure::input(format!("the terminal: {error}"));
     let mut terminal = RawTerminal(ratatui::try_init().map_err(failed)?);
-    let title = format!("{}, every {}", subject.redis.url, duration_us(pause));
+    let title = format!("{}, every {}", subject.redis.url, in_words(pause));
     let mut screen = Screen::new(title);
     loop {
         while event::poll(Duration::ZERO).map_err(failed)? {
