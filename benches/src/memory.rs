@@ -14,7 +14,8 @@
 //!   (`one-limit`), and beside a limiter for each (`limiter-each`). All look the customer up.
 //! - `records`: ten thousand callers of a limit that looks for records, while there are none
 //!   (`records-none`), while another caller has one (`records-others`), and while each has one of
-//!   its own (`records-each`), beside the same limit that looks for none.
+//!   its own (`records-each`), beside the same limit that looks for none, alone and behind a
+//!   look-up of each caller in a map of the program's (`looked-up`).
 //! - `growth`: the worst single call while ten million keys come that were never seen before, to a
 //!   store with room for all of them and (`growth-10m-capped`) to one with room for a million; and
 //!   the same for fixed windows (`growth-10m-windows`), whose states lie in shards.

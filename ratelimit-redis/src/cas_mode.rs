@@ -496,7 +496,7 @@ impl<'s, C: Connection> CasRequest<'s, C> {
         let mut words = evalsha(keys.into_iter(), slots.len());
         // Without records, no time matters.
         push_time(&mut words, if premises.is_empty() { Now::At(now) } else { self.time });
-        push_premises(&mut words, premises.iter(), slots.len());
+        push_premises(&mut words, premises.iter());
         for slot in slots {
             let (kind, value, ttl_ms) = self.change(&slot.change, now);
             let read = slot.read.as_deref();

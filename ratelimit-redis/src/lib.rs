@@ -77,7 +77,7 @@
 //!
 //! let store: RedisStore<Multi> = RedisStore::builder().multi().prefix("multi").connect(url).await?;
 //! let limits = Limits::builder().limit("login", FixedWindow::per_minute(5)).count_attempts();
-//! let limiter = RateLimiter::new(limits.build()?, store); // denied requests are charged, too
+//! let limiter = store.limiter(limits.build()?)?; // denied requests are charged, too
 //! assert_eq!(limiter.check("alice").await?.remaining(), 4);
 //! # Ok(())
 //! # }

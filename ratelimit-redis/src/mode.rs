@@ -33,13 +33,13 @@ pub enum Cas {}
 /// is a [`MultiProgram`](crate::MultiProgram).
 ///
 /// ```no_run
-/// use ratelimit_core::{FixedWindow, Limits, RateLimiter};
+/// use ratelimit_core::{FixedWindow, Limits};
 /// use ratelimit_redis::RedisStore;
 ///
 /// # async fn example() -> Result<(), Box<dyn std::error::Error>> {
 /// let store = RedisStore::builder().multi().connect("redis://127.0.0.1:6379").await?;
 /// let limits = Limits::builder().limit("login", FixedWindow::per_minute(5)).count_attempts();
-/// let limiter = RateLimiter::new(limits.build()?, store);
+/// let limiter = store.limiter(limits.build()?)?;
 /// limiter.check("alice").await?;
 /// # Ok(())
 /// # }
@@ -50,10 +50,9 @@ pub enum Cas {}
 /// elsewhere, for a window at most. A charge more than a second after its read is
 /// [`Indeterminate`](ratelimit_core::ErrorKind::Indeterminate), unless it is denied.
 ///
-/// A request to any other limit is refused with
-/// [`RedisError::NotNative`](crate::RedisError::NotNative), which names the limit;
-/// [`supports`](crate::RedisStore::supports) refuses it before there are requests. An algorithm
-/// that is no `MultiProgram`, such as [`Gcra`](ratelimit_core::Gcra) by its own type, does not
+/// Any other limit, and one that looks for [records](ratelimit_core::Record), is refused by name:
+/// by [`limiter`](crate::RedisStore::limiter), by [`supports`](crate::RedisStore::supports) for a
+/// store within another, and by each request to it. An algorithm that is no `MultiProgram`, such as [`Gcra`](ratelimit_core::Gcra) by its own type, does not
 /// compile.
 #[derive(Clone, Copy, Debug)]
 pub enum Multi {}

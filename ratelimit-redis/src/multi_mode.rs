@@ -26,7 +26,7 @@ use std::time::Duration;
 
 use ratelimit_core::algorithm::Write;
 use ratelimit_core::store::{Batch, Check, Now, Op, Reservation, States, decide};
-use ratelimit_core::{Limit, Limits, Refusal, ReservationId, Timestamp, Verdict};
+use ratelimit_core::{Limit, Limits, RateLimiter, Refusal, ReservationId, Timestamp, Verdict};
 
 use crate::connection::{Argument, Connection, Reply};
 use crate::deadline::Deadline;
@@ -45,6 +45,17 @@ use stored::{Found, Words, command, counter, element, element_of, parsed, readin
 const LATENESS_US: u64 = 1_000_000;
 
 impl<C: Connection> RedisStore<Multi, C> {
+    /// A limiter over this store, of limits that a transaction can decide.
+    ///
+    /// [`RateLimiter::new`] takes any limits, and their requests fail.
+    ///
+    /// # Errors
+    /// As [`supports`](Self::supports).
+    pub fn limiter<A: MultiProgram>(self, limits: Limits<A>) -> Result<RateLimiter<Self, A>> {
+        Self::supports(&limits)?;
+        Ok(RateLimiter::new(limits, self))
+    }
+
     /// Checks that a transaction can decide all of these limits: that each counts attempts, by an
     /// algorithm whose entries native commands can add, and looks for no records.
     ///

@@ -105,16 +105,14 @@ impl Premise {
     }
 }
 
-/// Adds what `premises.lua` reads; the keys of the premises are behind so many others.
+/// Adds what `premises.lua` reads; the keys of the premises are the last ones of the call.
 pub(crate) fn push_premises<'w>(
     words: &mut Vec<Argument<'w>>,
     premises: impl ExactSizeIterator<Item = &'w Premise>,
-    keys: usize,
 ) {
     words.push(Argument::Number(premises.len() as u64));
-    for (place, premise) in premises.enumerate() {
+    for premise in premises {
         words.extend([
-            Argument::Number((keys + place + 1) as u64),
             Argument::Text(&premise.field),
             Argument::Bytes(&premise.text),
             Argument::Text(&premise.end),

@@ -2,23 +2,30 @@
 -- anything is read or written. If one differs, the script charges nothing and answers all of them:
 -- the time, a line with `~`, and each record as its length, a colon and its bytes.
 --
---     ARGV, behind the time: how many, and for each its KEY (an index), FIELD, RECORD and END:
---           the record's bytes, empty for none; and if it ends, when, with a sign before it if the
---           request assumes that it has ended.
+--     KEYS: the last ones, one for each record.
+--     ARGV, behind the time: how many, and for each its FIELD, RECORD and END: the record's bytes,
+--           empty for none; and if it ends, when, with a sign before it if the request assumes that
+--           it has ended.
 do
-  local args, next = ARGV, first0 + 1
-  local differs, answer = false, time0 .. '~\n'
-  for _ = 1, args[first0] + 0 do
-    local stands = call('HGET', KEYS[args[next] + 0], args[next + 1]) or ''
-    local ends = args[next + 3]
-    if stands ~= args[next + 2] then
+  local args, count = ARGV, ARGV[first0] + 0
+  local next, before, differs = first0 + 1, #KEYS - count, false
+  for record = 1, count do
+    local ends = args[next + 2]
+    if (call('HGET', KEYS[before + record], args[next]) or '') ~= args[next + 1] then
       differs = true
     elseif ends ~= '' then
       ends = ends + 0
       if ends < 0 and now < -ends or ends >= 0 and now >= ends then differs = true end
     end
-    answer, next = answer .. #stands .. ':' .. stands, next + 4
+    next = next + 3
   end
-  if differs then return answer end
+  if differs then
+    local answer = time0 .. '~\n'
+    for record = 1, count do
+      local stands = call('HGET', KEYS[before + record], args[first0 + 3 * record - 2]) or ''
+      answer = answer .. #stands .. ':' .. stands
+    end
+    return answer
+  end
   first0 = next
 end

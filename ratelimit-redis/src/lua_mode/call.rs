@@ -117,7 +117,7 @@ impl<'a, A: LuaProgram, C: Connection> Call<'a, A, C> {
     /// Adds what it assumes, if it assumes anything.
     pub(super) fn push_premises<'w>(&'w self, words: &mut Vec<Argument<'w>>) {
         if self.looks() {
-            push_premises(words, self.premises.iter(), self.keys.len());
+            push_premises(words, self.premises.iter());
         }
     }
 

@@ -204,7 +204,7 @@ impl<C: Connection> Inner<C> {
         let mut words = evalsha(keys.iter().map(|key| key.as_str()), of_states);
         push_time(&mut words, Now::Store);
         if !premises.is_empty() {
-            push_premises(&mut words, premises.iter().copied(), of_states);
+            push_premises(&mut words, premises.iter().copied());
         }
         let own: Vec<_> = call.iter().map(ScriptPart::own_numbers).collect();
         for ((part, shape), own) in call.iter().zip(&shapes).zip(&own) {

@@ -285,8 +285,12 @@ async fn a_mode_that_cannot_compare_records_refuses_a_limit_that_looks_for_them(
         panic!("{refused:?}");
     };
     assert_eq!(limit, "attempts");
-    let limits = Limits::new([tries.clone()]).expect("one");
-    assert!(RedisStore::<Multi>::supports(&limits).is_err());
+    let limits = Limits::new([tries]).expect("one");
+    let refused = store.in_mode::<Multi>().limiter(limits).map(drop);
+    let Err(RedisError::Refused(Refusal::NoRecords { limit })) = refused else {
+        panic!("{refused:?}");
+    };
+    assert_eq!(limit, "attempts");
     assert_eq!(tell(&server, &["DBSIZE"]).as_integer(), Some(0));
 }
 

@@ -171,14 +171,15 @@ async fn a_limit_that_no_transaction_can_decide_is_refused_by_name() {
                     the Lua mode, or count = \"attempts\" (in code: count_attempts()) with one of fixed-window \
                     (whose windows are a length, and none of a calendar), first-request-window, window-log and \
                     sliding-log";
-        fails(RedisStore::<Multi>::supports(&limits), ErrorKind::Unsupported, message);
+        let built = store.clone().limiter(limits.clone()).map(drop);
+        fails(built, ErrorKind::Unsupported, message);
         let error = RateLimiter::new(limits, store.clone()).check("a").await.expect_err(words);
         assert_eq!(error.to_string(), message);
     }
 
     let limits = Limits::new(native(3)).expect("limits");
-    RedisStore::<Multi>::supports(&limits).expect("all of these");
-    let error = RateLimiter::new(limits, store).request("a").refund().await.expect_err("charged");
+    let limiter = store.limiter(limits).expect("all of these");
+    let error = limiter.request("a").refund().await.expect_err("charged");
     let message = "there is no refund in the mode of transactions; use the Lua mode";
     assert!(error.to_string().contains(message), "{error}");
 }
