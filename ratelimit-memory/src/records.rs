@@ -66,6 +66,17 @@ impl<A: InMemory> ReadRecords<'_, A> {
         let record = Some(&found.record).filter(|_| found.has_states);
         record.filter(|record| check.limit.stands_by(record, now))
     }
+
+    /// How the checks of a batch stand at `now`, all at one moment.
+    pub(crate) fn standings(
+        &self,
+        batch: &Batch<'_, A>,
+        hashes: &[u64],
+        now: Timestamp,
+    ) -> Vec<Standing<A>> {
+        let checks = batch.checks().iter().zip(hashes);
+        checks.map(|(check, hash)| standing_by(&self.0, check, *hash, now)).collect()
+    }
 }
 
 /// How a check stands by these records.
@@ -128,20 +139,14 @@ impl<A: InMemory> Records<A> {
             || self.added.load(Ordering::SeqCst) != added
     }
 
-    /// How the checks of a batch stand at `now`, all at one moment; nothing if the policy decides
-    /// all. The states of the batch are locked.
-    pub(crate) fn standings(
+    /// The records, if a check of a batch may have one; if not, the policy decides all.
+    #[inline]
+    pub(crate) fn read_several(
         &self,
         batch: &Batch<'_, A>,
         hashes: &[u64],
-        now: Timestamp,
-    ) -> Vec<Standing<A>> {
-        if !self.may_rule(batch, hashes) {
-            return Vec::new();
-        }
-        let kept = read(&self.kept);
-        let checks = batch.checks().iter().zip(hashes);
-        checks.map(|(check, hash)| standing_by(&kept, check, *hash, now)).collect()
+    ) -> Option<ReadRecords<'_, A>> {
+        self.may_rule(batch, hashes).then(|| ReadRecords(read(&self.kept)))
     }
 
     /// The records, if this key may have one under the limit.

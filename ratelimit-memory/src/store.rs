@@ -240,7 +240,9 @@ impl<A: InMemory, C: Clock> MemoryStore<A, C> {
             &mut many[..]
         };
         self.hash_all(batch, hashes);
-        let optimistic = self.decide_optimistically(batch, hashes);
+        // A batch by records needs more.
+        let is_ruled = self.records.may_rule(batch, hashes);
+        let optimistic = if is_ruled { None } else { self.decide_optimistically(batch, hashes) };
         match optimistic.or_else(|| self.decide_known(batch, hashes)) {
             Some(verdict) => Ok(verdict),
             None => self.decide_locked(batch, hashes, None),

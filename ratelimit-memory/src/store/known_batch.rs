@@ -4,6 +4,8 @@
 //!
 //! A state that is found in its shard stays there while the shard is locked: see `shard_path.rs`.
 //! So no bucket is locked for it, which takes the locked batch half of its time.
+//!
+//! Where a caller may have a record, the records stay locked for reading until the write.
 
 use ratelimit_core::algorithm::{InMemory, Write};
 use ratelimit_core::store::{Batch, Now, Reservation, States, decide};
@@ -101,6 +103,8 @@ impl<A: InMemory, C: Clock> MemoryStore<A, C> {
         let in_buckets: SmallVec<[_; 4]> = limits().map(|limit| self.table_for(limit)).collect();
         let in_shards = hashes.iter().zip(&in_buckets).filter(|(_, table)| table.is_none());
         let shards = ShardGuards::lock(&self.shards, in_shards.map(|(hash, _)| *hash));
+        // No record changes from here to the writes.
+        let records = self.records.read_several(batch, hashes);
         // Read with the locks held: a thread that locks a shard later must not decide by an earlier
         // time.
         let own = self.clock.now();
@@ -122,13 +126,20 @@ impl<A: InMemory, C: Clock> MemoryStore<A, C> {
         }
         let table = self.table.as_ref();
         let mut states = KnownBatch::<A> { table, shards, known, own, needs_more: false };
-        let verdict = decide(batch, own, &mut states).map_err(|_| FastPathMiss::More)?;
+        let standings = records.as_ref().map(|records| records.standings(batch, hashes, own));
+        let verdict = if let Some(standings) = &standings {
+            let checks = batch.checks_by(standings);
+            decide(&batch.with_checks(&checks).standing_so(standings), own, &mut states)
+        } else {
+            decide(batch, own, &mut states)
+        };
+        let verdict = verdict.map_err(|_| FastPathMiss::More)?;
         if states.needs_more {
             return Err(FastPathMiss::More);
         }
         let KnownBatch { mut known, mut shards, .. } = states;
         // No foreign code from here on: states that are replaced are dropped last.
-        write_buckets(&known, || self.records.may_rule(batch, hashes))?;
+        write_buckets(&known, || records.is_none() && self.records.may_rule(batch, hashes))?;
         for known in &mut known {
             if let Known::Shard { hash, slot, next } = known
                 && let Some((state, entries, sweep_at)) = next.take()
@@ -141,6 +152,7 @@ impl<A: InMemory, C: Clock> MemoryStore<A, C> {
             }
         }
         drop(shards);
+        drop(records);
         Ok(verdict)
     }
 }

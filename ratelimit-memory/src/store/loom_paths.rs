@@ -299,3 +299,34 @@ fn loom_a_batch_without_records_is_of_a_moment_without_them() {
         assert!(decided.is_none(), "one of them had a record all the time");
     });
 }
+
+/// A batch by a record comes before a change of it: what looks after that sees the charge.
+#[test]
+fn loom_a_batch_is_decided_by_the_records_that_stand_when_it_is_charged() {
+    models([Some(9), None], |after| {
+        let (store, limit) = (store(), limit(3).overridable());
+        let record = |burst: u64| Record::numbers(*self::limit(burst).algorithm()).forever();
+        let change = move |store: &Loomed, old: Option<u64>, new: Option<u64>| {
+            let limit = self::limit(3).overridable();
+            let (old, new) = (old.map(record), new.map(record));
+            let at = (store.hash(&limit, "a"), "a");
+            let done = store.records.exchange(&limit, at, NOW, old.as_ref(), new.as_ref());
+            assert!(matches!(done, Ok(true)));
+        };
+        ["a", "b"].into_iter().for_each(|key| put(&store, key, TOKEN_US));
+        change(&store, None, Some(7));
+        let changes = move |store: &Loomed| {
+            change(store, Some(7), after);
+            span_us(store, "a")
+        };
+        let checks = ["a", "b"].map(|key| Check { limit: &limit, key, cost: 1 });
+        let batch = Batch::new(&checks).expect("distinct");
+        let hashes = ["a", "b"].map(|key| store.hash(&limit, key));
+        let (decided, left) = race(&store, |store| store.decide_known(&batch, &hashes), changes);
+        if let Some(verdict) = decided
+            && verdict.decisions()[0].limit == 7
+        {
+            assert_eq!(left, Some(2 * TOKEN_US), "it comes after the change");
+        }
+    });
+}

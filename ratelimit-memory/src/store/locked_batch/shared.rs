@@ -20,7 +20,9 @@ impl<A: InMemory, C: Clock> LockedBatch<'_, '_, A, C> {
     /// Decides the batch as [`decide`] does, and checks that share a state together.
     pub(super) fn decide_parts(&mut self, now: Timestamp) -> Result<Verdict, Refusal> {
         let batch = self.batch;
-        let standings = self.store.records.standings(batch, self.hashes, now);
+        let records = self.store.records.read_several(batch, self.hashes);
+        let standings = records.map(|records| records.standings(batch, self.hashes, now));
+        let standings = standings.unwrap_or_default();
         let by_records;
         let batch = if standings.is_empty() {
             *batch
