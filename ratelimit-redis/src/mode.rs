@@ -52,8 +52,8 @@ pub enum Cas {}
 ///
 /// Any other limit, and one that looks for [records](ratelimit_core::Record), is refused by name:
 /// by [`limiter`](crate::RedisStore::limiter), by [`supports`](crate::RedisStore::supports) for a
-/// store within another, and by each request to it. An algorithm that is no `MultiProgram`, such as [`Gcra`](ratelimit_core::Gcra) by its own type, does not
-/// compile.
+/// store within another, and by each request to it. An algorithm that is no `MultiProgram`, such as
+/// [`Gcra`](ratelimit_core::Gcra) by its own type, does not compile.
 #[derive(Clone, Copy, Debug)]
 pub enum Multi {}
 
