@@ -15,16 +15,16 @@ pub(crate) const EXIT_CODE: u8 = 130;
 pub(crate) struct Interrupt(Arc<AtomicBool>);
 
 impl Interrupt {
-    /// Catches SIGINT and SIGTERM from now on. A second signal ends the tool at once.
-    pub(crate) fn catch() -> Result<Self, Failure> {
-        let this = Self::default();
+    /// Catches SIGINT and SIGTERM from now on. A second signal ends the tool at once, as the first
+    /// does before this: a pipe may take for ever to open.
+    pub(crate) fn catch(&self) -> Result<(), Failure> {
         for signal in [SIGINT, SIGTERM] {
             let code = EXIT_CODE.into();
-            flag::register_conditional_shutdown(signal, code, Arc::clone(&this.0))
-                .and_then(|_| flag::register(signal, Arc::clone(&this.0)))
+            flag::register_conditional_shutdown(signal, code, Arc::clone(&self.0))
+                .and_then(|_| flag::register(signal, Arc::clone(&self.0)))
                 .map_err(|error| Failure::input(format!("signals cannot be caught: {error}")))?;
         }
-        Ok(this)
+        Ok(())
     }
 
     /// The failure of a tool that has been interrupted.

@@ -30,7 +30,8 @@ pub(super) fn run(args: &ReplayArgs) -> Result<u8, Failure> {
     let is_detailed = args.report.is_some() || args.json;
     let how = Reading { strict: args.strict, keeps_lines: is_detailed, ..Reading::default() };
     let format = args.log.format.read();
-    let mut requests = inputs::requests(&args.log.inputs, &format, &Interrupt::catch()?, how)?;
+    let interrupt = Interrupt::default();
+    let mut requests = inputs::requests(&args.log.inputs, &format, &interrupt, how)?;
     let (limits, note) = requests.applicable(limits)?;
     let (other, other_note) = other.map(|other| requests.applicable(other)).transpose()?.unzip();
     // Its own: concurrent replays must not see each other's states.
@@ -67,6 +68,7 @@ pub(super) fn run(args: &ReplayArgs) -> Result<u8, Failure> {
             requests,
             decisions,
         };
+        interrupt.catch()?;
         let started = Instant::now();
         let mut outcome = replay.run().await;
         let elapsed = started.elapsed();

@@ -47,7 +47,8 @@ pub(super) fn run(args: &SuggestArgs) -> Result<u8, Failure> {
     }
     let (name, text) = inputs::policy_text(&args.log.policy)?;
     let limits = policy::parse(&name, &text)?;
-    let interrupt = Interrupt::catch()?;
+    let interrupt = Interrupt::default();
+    interrupt.catch()?;
     pollster::block_on(async {
         let mut requests = inputs::requests(logs, &format, &interrupt, Reading::default())?;
         let (limits, left_out) = requests.applicable(limits)?;

@@ -34,7 +34,8 @@ pub(super) fn run(args: &TopArgs) -> Result<u8, Failure> {
     let limits = &inputs::policy(&args.scan.policy)?;
     let numbers = policy::numbers(&args.own.numbers, limits)?;
     let redis = &*Redis::lasting(&args.scan.store, "list")?;
-    let interrupt = &Interrupt::catch()?;
+    let interrupt = &Interrupt::default();
+    interrupt.catch()?;
     let subject = Subject { args, redis, limits, numbers: numbers.as_ref(), interrupt };
     if let Some(every) = args.watch {
         return watch::run(&subject, every);

@@ -112,14 +112,24 @@ impl Scene {
 
 /// Interrupts the tool once it has begun, and waits for its end.
 pub(crate) fn interrupt(child: Child, has_begun: impl Fn() -> bool) -> Ran {
+    send("-INT", &child, has_begun);
+    Ran::from(child.wait_with_output().expect("ends"))
+}
+
+/// Sends the tool a signal once it has begun.
+pub(crate) fn send(signal: &str, child: &Child, has_begun: impl Fn() -> bool) {
     let started = Instant::now();
     while !has_begun() {
         assert!(started.elapsed() < Duration::from_secs(30), "it never began");
         std::thread::sleep(Duration::from_millis(5));
     }
-    let killed = Command::new("kill").args(["-INT", &child.id().to_string()]).status();
+    let killed = Command::new("kill").args([signal, &child.id().to_string()]).status();
     assert!(killed.expect("kill runs").success());
-    Ran::from(child.wait_with_output().expect("ends"))
+}
+
+pub(crate) fn make_pipe(path: &Path) {
+    let made = Command::new("mkfifo").arg(path).status();
+    assert!(made.expect("mkfifo runs").success());
 }
 
 /// The output of the tool.

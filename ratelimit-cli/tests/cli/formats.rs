@@ -1,6 +1,6 @@
 //! `ratelimit formats`, and logs in a format of their own.
 
-use crate::common::{BUCKET, Scene, gzip, limit};
+use crate::common::{BUCKET, Scene, gzip, limit, make_pipe};
 
 const LINE: &str = "May 17 10:05:03 web1 nginx[1]: 192.0.2.7 - - [17/May/2015:10:05:03 +0000] \"GET /t/acme HTTP/1.1\" 200 5\n";
 
@@ -85,10 +85,4 @@ fn a_pipe_is_not_read_twice() {
     let pipe = scene.path("pipe");
     make_pipe(&pipe);
     scene.command("suggest", &["--target", "0%", "pipe"]).exits(2).says(&["name a file"]);
-}
-
-#[cfg(unix)]
-fn make_pipe(path: &std::path::Path) {
-    let made = std::process::Command::new("mkfifo").arg(path).status();
-    assert!(made.expect("mkfifo runs").success());
 }

@@ -4,7 +4,7 @@ use std::io::Write;
 
 use ratelimit_core::AnyAlgorithm;
 
-use crate::common::{BUCKET, Ran, Scene, TWO, example, gzip, interrupt, limit};
+use crate::common::{BUCKET, Ran, Scene, TWO, example, gzip, interrupt, limit, make_pipe, send};
 use crate::make_access_log;
 
 const GOOD: &str = "{\"at_us\": 5, \"key\": \"k\"}\n";
@@ -344,6 +344,27 @@ fn a_closed_output_causes_no_panic() {
     let mut child = scene.start(&arguments);
     drop(child.stdout.take());
     Ran::from(child.wait_with_output().expect("ends")).exits(0).lacks("panicked");
+}
+
+/// A pipe without a writer takes for ever to open.
+#[cfg(target_os = "linux")]
+#[test]
+fn one_signal_ends_a_tool_that_opens_a_pipe() {
+    use std::os::unix::process::ExitStatusExt as _;
+
+    let scene = Scene::with(BUCKET, LOG);
+    make_pipe(&scene.path("pipe"));
+    for arguments in [&["pipe"][..], &["--decisions", "pipe", "input"]] {
+        let replay = ["replay", "--policy", "policy.toml"];
+        let mut child = scene.start(&[&replay, arguments].concat());
+        let is_waiting = |pid: u32| {
+            let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).expect("a process");
+            stat.rsplit_once(") ").is_some_and(|(_, state)| state.starts_with('S'))
+        };
+        send("-TERM", &child, || is_waiting(child.id()));
+        let ended = child.wait().expect("ends");
+        assert_eq!(ended.signal(), Some(15), "{ended}");
+    }
 }
 
 #[cfg(unix)]
