@@ -55,8 +55,10 @@ pub struct ReplayOutcome {
     pub order: Order,
     /// What the lines of the input leave open, and the options that tell it.
     pub hints: Vec<String>,
-    /// What ended the replay before it had decided the whole input.
+    /// What ended the replay, or is wrong with its result.
     pub ended: Result<(), Failure>,
+    /// Whether the whole input was decided.
+    pub is_whole: bool,
     /// Why keys were left behind that were to be reset; empty if the store had failed before.
     pub left_behind: Option<String>,
     /// Whether nothing was decided, or so little that no number says anything.
@@ -112,7 +114,7 @@ impl ReplayOutcome {
             Err(Failure::Interrupted) => {
                 Some("interrupted: this is what was decided so far".to_owned())
             }
-            Err(failure) if self.is_void => Some(failure.to_string()),
+            Err(failure) if self.is_void || self.is_whole => Some(failure.to_string()),
             Err(_) => Some("stopped by an error: this is what was decided so far".to_owned()),
         }
     }
@@ -123,6 +125,7 @@ impl<S: Store<AnyAlgorithm>> Replay<'_, S> {
     pub async fn run(mut self) -> ReplayOutcome {
         let mut comparison = Comparison::default();
         let mut ended = self.decide_all(&mut comparison).await;
+        let is_whole = ended.is_ok();
         let Self { mut this, other, requests, decisions } = self;
         let (format, order, hints) = (requests.format(), requests.order(), requests.hints());
         let trouble = &requests.trouble;
@@ -142,7 +145,7 @@ impl<S: Store<AnyAlgorithm>> Replay<'_, S> {
             is_void = true;
             ended = Err(failure);
         } else if ended.is_ok() && order.is_shuffled(this.tally.decisions()) && !requests.unsorted {
-            ended = Err(shuffled(requests.names(), order));
+            ended = Err(shuffled(requests.names()));
         }
         let told = skipped - trouble.untold;
         if told > NAMED_BAD_LINES {
@@ -169,7 +172,17 @@ impl<S: Store<AnyAlgorithm>> Replay<'_, S> {
         }
         let comparison = other.map(|other| Comparison { tally: other.into_tally(), ..comparison });
         let tally = this.into_tally();
-        ReplayOutcome { tally, format, order, hints, ended, left_behind, is_void, comparison }
+        ReplayOutcome {
+            tally,
+            format,
+            order,
+            hints,
+            ended,
+            is_whole,
+            left_behind,
+            is_void,
+            comparison,
+        }
     }
 
     /// Decides all requests, one after the other.
@@ -241,8 +254,11 @@ fn no_request(name: &str, asked: FormatArg, format: Option<&str>, bad_lines: u64
 }
 
 /// The error of a log whose lines are in no order of time.
-fn shuffled(name: &str, order: Order) -> Failure {
-    Failure::input(format!("{name}: {}; or decide them late, with --unsorted", order.lateness()))
+fn shuffled(name: &str) -> Failure {
+    Failure::input(format!(
+        "{name}: its lines are in no order of time; name the logs of several servers as inputs of their own, sort the lines, \
+         or accept that many are decided late, with --unsorted"
+    ))
 }
 
 /// The error of an input whose operations the store refuses without exception.

@@ -337,6 +337,26 @@ fn a_damaged_gzip_is_reported_with_the_decisions_made_before_it() {
     }
 }
 
+/// The lines of an access log wait to be sorted, and all of these lie within the time of it.
+#[test]
+fn the_lines_before_an_error_are_decided_though_they_wait_to_be_sorted() {
+    let scene = Scene::new(BUCKET);
+    let mut wrong_sum = gzip(LOG.repeat(100).as_bytes());
+    let sum = wrong_sum.len() - 8;
+    wrong_sum[sum] ^= 1;
+    scene.write("input.gz", wrong_sum);
+    let ran = scene.replay(&["--decisions", "out.jsonl", "input.gz"]).exits(2);
+    ran.says(&["requests   100", "decided so far", "cannot be read after line 100: its gzip data"]);
+    assert_eq!(scene.read("out.jsonl").lines().count(), 100);
+    scene.write("input", LOG.repeat(7) + "nonsense\n" + LOG);
+    let ran = scene.replay(&["--strict", "input"]).exits(2);
+    ran.says(&["requests   7", "error: input: line 8: "]);
+    // Of several inputs nothing is decided that is later than the last line before the error.
+    let later = LOG.replace("17/May", "18/May");
+    scene.write("later", &later);
+    scene.replay(&["input.gz", "later"]).exits(2).says(&["requests   100"]);
+}
+
 #[test]
 fn a_closed_output_causes_no_panic() {
     let scene = Scene::with(BUCKET, GOOD.repeat(100_000));

@@ -345,6 +345,8 @@ struct Input {
     /// The time of the last request that left the window.
     left: Timestamp,
     ended: bool,
+    /// What ended it, until all that was read before is decided.
+    failed: Option<Failure>,
     /// Whether a request came at a fraction of a second.
     has_fractions: bool,
     /// How many lines are requests in its format, and how many are not.
@@ -366,6 +368,7 @@ impl Input {
             latest: Timestamp::ZERO,
             left: Timestamp::ZERO,
             ended: false,
+            failed: None,
             has_fractions: false,
             read: 0,
             unread: 0,
@@ -388,9 +391,13 @@ impl Input {
                     return Ok(Some(entry.at));
                 }
             } else if self.ended {
-                return Ok(None);
+                return self.failed.take().map_or(Ok(None), Err);
             }
-            let Some((number, entry)) = self.read(trouble)? else {
+            let read = self.read(trouble).unwrap_or_else(|failure| {
+                self.failed = Some(failure);
+                None
+            });
+            let Some((number, entry)) = read else {
                 self.ended = true;
                 continue;
             };
