@@ -10,7 +10,7 @@ use std::time::Duration;
 use indicatif::{ProgressBar, ProgressStyle};
 use ratelimit_core::{AnyAlgorithm, Limits};
 use ratelimit_replay::failure::Failure;
-use ratelimit_replay::input::{Batch, Batches, NamedInput, decompressed};
+use ratelimit_replay::input::{Batch, Batches, NamedInput};
 use ratelimit_replay::policy;
 use ratelimit_replay::records::{self, GivenRecord};
 use ratelimit_replay::replay::{Format, Reading, ReplayedRequests};
@@ -75,8 +75,7 @@ pub(crate) fn requests(
     for path in paths {
         let (input, length) = open(path)?;
         total = total.zip(length).map(|(total, length)| total.saturating_add(length));
-        let input = Decompressed::Not(Box::new(bar.wrap_read(input)));
-        inputs.push(NamedInput { name: path.clone(), bytes: Box::new(input) });
+        inputs.push(NamedInput { name: path.clone(), bytes: Box::new(bar.wrap_read(input)) });
     }
     show_progress(&bar, total);
     let terminal = Terminal { bar, interrupt: interrupt.clone() };
@@ -174,22 +173,6 @@ fn open(path: &Path) -> Result<(Box<dyn Read + Send>, Option<u64>), Failure> {
     }
     let length = metadata.is_file().then_some(metadata.len());
     Ok((Box::new(file), length))
-}
-
-/// The decompressed bytes of an input, of which none is read before it is asked for.
-enum Decompressed {
-    Not(Box<dyn Read + Send>),
-    Is(Box<dyn Read + Send>),
-}
-
-impl Read for Decompressed {
-    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        if let Self::Not(input) = self {
-            *self = Self::Is(decompressed(std::mem::replace(input, Box::new(io::empty())))?);
-        }
-        let (Self::Not(input) | Self::Is(input)) = self;
-        input.read(buffer)
-    }
 }
 
 #[cfg(test)]

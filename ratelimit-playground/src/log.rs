@@ -8,7 +8,7 @@ use std::rc::Rc;
 use ratelimit_core::{AnyAlgorithm, Limits, ManualClock, RateLimiter};
 use ratelimit_memory::MemoryStore;
 use ratelimit_replay::failure::Failure;
-use ratelimit_replay::input::{FormatArg, LogFormat, NamedInput, OwnFormat, decompressed};
+use ratelimit_replay::input::{FormatArg, LogFormat, NamedInput, OwnFormat};
 use ratelimit_replay::named::Named as _;
 use ratelimit_replay::replay::{Format, Judge, Reading, Replay, ReplayedRequests};
 use ratelimit_replay::summary::Report;
@@ -56,7 +56,10 @@ impl Read for Bytes {
             return Ok(taken);
         }
         let chunk = self.files.read(self.file, self.offset);
-        let chunk = chunk.map_err(|_| io::Error::other("the browser cannot read the file"))?;
+        let chunk = chunk.map_err(|_| {
+            let kind = io::ErrorKind::PermissionDenied;
+            io::Error::new(kind, "the browser cannot read the file")
+        })?;
         self.offset += f64::from(u32::try_from(chunk.len()).unwrap_or(u32::MAX));
         self.chunk = io::Cursor::new(chunk);
         self.chunk.read(buffer)
@@ -95,13 +98,11 @@ impl Request {
         Ok(Format { named, own: own.map(OwnFormat::Text), ..Format::default() })
     }
 
-    fn inputs(&self, files: &Files) -> Result<Vec<NamedInput>, Failure> {
+    fn inputs(&self, files: &Files) -> Vec<NamedInput> {
         let input = |(file, name): (u32, &String)| {
             let chunk = io::Cursor::default();
             let bytes = Bytes { files: files.clone(), file, offset: 0.0, chunk };
-            let refuse = |error| Failure::input(format!("{name}: cannot be read: {error}"));
-            let bytes = decompressed(bytes).map_err(refuse)?;
-            Ok(NamedInput { name: PathBuf::from(name), bytes })
+            NamedInput { name: PathBuf::from(name), bytes: Box::new(bytes) }
         };
         (0..).zip(&self.files).map(input).collect()
     }
@@ -114,7 +115,7 @@ impl Request {
         let other = self.other.as_deref().map(|text| policy::parse(OTHER, text)).transpose()?;
         let how = Reading { keeps_lines: true, ..Reading::default() };
         let watcher = Box::new(Said(Rc::clone(&said)));
-        let inputs = self.inputs(files)?;
+        let inputs = self.inputs(files);
         let mut requests = ReplayedRequests::new(inputs, &self.format()?, watcher, how);
         let (limits, note) = requests.applicable(limits)?;
         let other = other.map(|other| requests.applicable(other)).transpose()?;

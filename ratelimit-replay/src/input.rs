@@ -33,7 +33,8 @@ pub(crate) use jsonl::reason;
 pub(crate) use lines::Lines;
 pub use log_format::LogFormat;
 pub use parser::{FormatArg, OwnFormat};
-pub use source::{NamedInput, decompressed, names_of};
+pub(crate) use source::Text;
+pub use source::{NamedInput, names_of};
 
 #[cfg(test)]
 mod tests {

@@ -3,6 +3,7 @@
 
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::vec;
 
 use super::entry::{BadLine, InputEntry, TOO_LONG, kept_line};
@@ -29,6 +30,8 @@ pub struct Batches {
     /// Whether the lines of an input in no known format are reported one by one.
     pub(crate) names_all: bool,
     pub(crate) is_over: bool,
+    /// Whether bytes behind its compressed data were left out.
+    pub(crate) has_rest: Arc<AtomicBool>,
 }
 
 /// What some lines of an input say.
@@ -84,7 +87,7 @@ impl Iterator for Batches {
             name: parser.name(),
             is_log: parser.is_log(),
             lacks_unit: parser.lacks_unit(),
-            hints: parser.hints(),
+            hints: parser.hints().into_iter().chain(self.rest()).collect(),
         });
         let first = self.detector.first.clone().filter(|_| format.is_none());
         Some(Batch { lines: read.into_iter(), format, first })
@@ -92,6 +95,13 @@ impl Iterator for Batches {
 }
 
 impl Batches {
+    /// That something was left out at the end.
+    fn rest(&self) -> Option<String> {
+        let what = "what stands behind its gzip data is left out, because it is no gzip data";
+        let is_told = self.has_rest.load(Ordering::Relaxed);
+        is_told.then(|| format!("{}: {what}", self.name.display()))
+    }
+
     /// Reads the next line.
     fn read(&mut self, read: &mut Vec<ReadLine>) -> Result<(), Failure> {
         let line = match self.lines.next() {
@@ -99,9 +109,12 @@ impl Batches {
             Ok(None) => return self.end(read),
             Err(error) => {
                 self.give_up(read);
-                let (name, number) = (self.name.display(), self.lines.number);
-                let what = format!("{name}: cannot be read after line {number}: {error}");
-                return Err(Failure::input(what));
+                let after = match self.lines.number {
+                    0 => String::new(),
+                    number => format!(" after line {number}"),
+                };
+                let name = self.name.display();
+                return Err(Failure::input(format!("{name}: cannot be read{after}: {error}")));
             }
         };
         let number = line.number;

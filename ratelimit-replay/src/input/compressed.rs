@@ -2,6 +2,8 @@
 //! of memory.
 
 use std::io::{self, BufRead, BufReader, Read};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use bzip2::bufread::MultiBzDecoder;
 use flate2::bufread::GzDecoder;
@@ -40,6 +42,7 @@ impl Compression {
         }
     }
 
+    /// Its name, which is also that of its program.
     const fn name(self) -> &'static str {
         match self {
             Self::Gzip => "gzip",
@@ -49,10 +52,15 @@ impl Compression {
         }
     }
 
-    pub(super) fn decompress(self, input: impl Read + Send + 'static) -> Box<dyn Read + Send> {
+    /// The decompressed bytes. The flag is set where bytes that belong to no member are left out.
+    pub(super) fn decompress(
+        self,
+        input: impl Read + Send + 'static,
+        has_rest: Arc<AtomicBool>,
+    ) -> Box<dyn Read + Send> {
         let input = BufReader::with_capacity(BUFFER_BYTES, input);
         let inner: Box<dyn Read + Send> = match self {
-            Self::Gzip => Box::new(Members { member: Some(GzDecoder::new(input)) }),
+            Self::Gzip => Box::new(Members { member: Some(GzDecoder::new(input)), has_rest }),
             Self::Zstd => Box::new(Frames::new(input)),
             Self::Xz => {
                 let most_kib = u32::try_from(WINDOW_BYTES / 1024).unwrap_or(u32::MAX);
@@ -72,16 +80,23 @@ struct Explained {
 
 impl Read for Explained {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        use io::ErrorKind::{InvalidData, InvalidInput, OutOfMemory, UnexpectedEof, Unsupported};
+        use io::ErrorKind::{
+            InvalidData, InvalidInput, Other, OutOfMemory, UnexpectedEof, Unsupported,
+        };
         let name = self.compression.name();
         self.inner.read(buffer).map_err(|error| match error.kind() {
-            InvalidData | InvalidInput | UnexpectedEof => {
-                let what = format!("its {name} data is damaged or cut off ({error})");
+            // Of the file, and not of its data.
+            _ if error.raw_os_error().is_some() => error,
+            InvalidData | InvalidInput | Other | UnexpectedEof => {
+                let what = format!(
+                    "its {name} data is damaged or cut off; check it with `{name} -t`, and copy it again"
+                );
                 io::Error::new(error.kind(), what)
             }
             OutOfMemory | Unsupported => {
                 let what = format!(
-                    "its {name} data cannot be decompressed here ({error}); decompress it by another program, and name `-`"
+                    "its {name} data needs a dictionary, a filter or more memory than is used here; decompress it by another \
+                     program, and name `-`"
                 );
                 io::Error::new(error.kind(), what)
             }
@@ -91,9 +106,11 @@ impl Read for Explained {
 }
 
 /// The members of a gzip file, one after the other. Behind the last may stand zeros, as on tapes
-/// and of tools that fill blocks.
+/// and of tools that fill blocks. Anything else there is left out, as `gzip` does.
 struct Members<R: BufRead> {
     member: Option<GzDecoder<R>>,
+    /// Set once something is left out.
+    has_rest: Arc<AtomicBool>,
 }
 
 impl<R: BufRead> Read for Members<R> {
@@ -108,10 +125,13 @@ impl<R: BufRead> Read for Members<R> {
                 let bytes = rest.fill_buf()?;
                 let zeros = bytes.iter().take_while(|&&byte| byte == 0).count();
                 let (is_empty, is_padding) = (bytes.is_empty(), zeros == bytes.len());
+                let is_member = matches!(bytes[zeros..], [0x1f] | [0x1f, 0x8b, ..]);
                 rest.consume(zeros);
-                if is_empty || !is_padding {
-                    break is_empty;
+                if !is_empty && is_padding {
+                    continue;
                 }
+                self.has_rest.fetch_or(!is_empty && !is_member, Ordering::Relaxed);
+                break !is_member;
             };
             self.member = (!is_over).then(|| GzDecoder::new(rest));
         }
@@ -237,7 +257,8 @@ mod tests {
         let compression = Compression::of(&compressed[..MAGIC_BYTES]).expect("compressed");
         let mut text = String::new();
         let input = io::Cursor::new(compressed.to_vec());
-        compression.decompress(input).read_to_string(&mut text).map(|_| text)
+        let mut plain = compression.decompress(input, Arc::default());
+        plain.read_to_string(&mut text).map(|_| text)
     }
 
     #[test]
@@ -265,7 +286,8 @@ mod tests {
     fn what_is_cut_off_or_damaged_is_an_error_wherever_it_is() {
         for (compression, hex) in SAMPLES {
             let whole = bytes(hex);
-            let says = format!("its {} data is damaged or cut off (", compression.name());
+            let name = compression.name();
+            let says = format!("its {name} data is damaged or cut off; check it with `{name} -t`");
             for end in MAGIC_BYTES..whole.len() {
                 let error = read(&whole[..end]).expect_err("cut off").to_string();
                 assert!(error.starts_with(&says), "{end}: {error}");
@@ -278,12 +300,20 @@ mod tests {
             for place in MAGIC_BYTES..whole.len() {
                 let mut damaged = whole.clone();
                 damaged[place] ^= 4;
-                let read = read(&damaged);
-                assert!(read.is_err() || read.is_ok_and(|read| read == text), "{hex} {place}");
+                // It says so in words of its own.
+                match read(&damaged) {
+                    Ok(read) => assert!(read == text, "{hex} {place}"),
+                    Err(error) => {
+                        let error = error.to_string();
+                        let is_own = error.starts_with(&says) || error.contains("and name `-`");
+                        assert!(is_own, "{hex} {place}: {error}");
+                    }
+                }
             }
-            // What follows is none of its members.
-            let more = [&whole[..], b"hello"].concat();
-            assert!(read(&more).is_err(), "{compression:?}");
+            // What follows is none of its members. `gzip` leaves it out.
+            let more = read(&[&whole[..], b"hello"].concat());
+            let is_left_out = compression == Compression::Gzip;
+            assert_eq!(more.is_ok_and(|read| read == text), is_left_out, "{compression:?}");
         }
     }
 

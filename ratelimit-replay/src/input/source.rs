@@ -1,7 +1,10 @@
 //! The bytes of an input, which may be compressed or in UTF-16.
 
 use std::io::{self, Cursor, Read};
+use std::mem;
 use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
 use encoding_rs_io::DecodeReaderBytesBuilder;
 
@@ -11,7 +14,8 @@ use super::compressed::{Compression, MAGIC_BYTES};
 pub struct NamedInput {
     /// Its name, such as the path of a file.
     pub name: PathBuf,
-    /// Its bytes, which [`decompressed`] has prepared.
+    /// Its bytes, which may be compressed by gzip, zstd, xz or bzip2, and may be in UTF-16 if a
+    /// byte order mark says so. None is read before the first request is asked for.
     pub bytes: Box<dyn Read + Send>,
 }
 
@@ -22,42 +26,112 @@ pub fn names_of(paths: &[PathBuf]) -> String {
 }
 
 /// What is not read: how it begins, what it is, and what makes text of it.
-const OTHERS: [(&[u8], &str, &str); 1] = [(b"PK\x03\x04", "a zip archive", "`unzip -p`")];
+const OTHERS: [(&[u8], &str, &str); 3] = [
+    (b"PK\x03\x04", "a zip archive", "unzip -p FILE"),
+    (b"\x04\x22\x4d\x18", "compressed by lz4", "lz4 -dc FILE"),
+    (b"\x02\x21\x4c\x18", "compressed by lz4", "lz4 -dc FILE"),
+];
 
-/// The text of an input, which may be compressed by gzip, zstd, xz or bzip2, and may be in UTF-16
-/// if a byte order mark says so.
-///
-/// # Errors
-///
-/// The input cannot be read, or is an archive. What is read later may be damaged.
-pub fn decompressed(mut input: impl Read + Send + 'static) -> io::Result<Box<dyn Read + Send>> {
+fn refused(what: &str, program: &str) -> io::Error {
+    let remedy = format!("unpack it in front, with `{program} | ratelimit …`, and name `-`");
+    io::Error::new(io::ErrorKind::Unsupported, format!("it is {what}, which is not read; {remedy}"))
+}
+
+/// The text of an input.
+pub(crate) enum Text {
+    /// Of which nothing is read yet.
+    Raw(Box<dyn Read + Send>, Arc<AtomicBool>),
+    Plain(Box<dyn Read + Send>),
+}
+
+impl Text {
+    /// The text of these bytes. The flag is set where bytes behind compressed data are left out.
+    pub(crate) const fn new(bytes: Box<dyn Read + Send>, has_rest: Arc<AtomicBool>) -> Self {
+        Self::Raw(bytes, has_rest)
+    }
+}
+
+impl Read for Text {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        loop {
+            match self {
+                Self::Plain(text) => return text.read(buffer),
+                Self::Raw(bytes, has_rest) => {
+                    let bytes = mem::replace(bytes, Box::new(io::empty()));
+                    *self = Self::Plain(decompressed(bytes, mem::take(has_rest))?);
+                }
+            }
+        }
+    }
+}
+
+/// The text of bytes that are no archive.
+fn decompressed(
+    mut input: Box<dyn Read + Send>,
+    has_rest: Arc<AtomicBool>,
+) -> io::Result<Box<dyn Read + Send>> {
     let mut magic = Vec::with_capacity(MAGIC_BYTES);
     input.by_ref().take(MAGIC_BYTES as u64).read_to_end(&mut magic)?;
-    for (start, what, remedy) in OTHERS {
-        if magic.starts_with(start) {
-            let refused =
-                format!("it is {what}, which is not read; pipe it through {remedy}, and name `-`");
-            return Err(io::Error::new(io::ErrorKind::Unsupported, refused));
-        }
+    if let Some((_, what, program)) = OTHERS.iter().find(|(start, ..)| magic.starts_with(start)) {
+        return Err(refused(what, program));
     }
     let compression = Compression::of(&magic);
     let whole = Cursor::new(magic).chain(input);
     let plain = match compression {
-        Some(compression) => compression.decompress(whole),
+        Some(compression) => compression.decompress(whole, has_rest),
         None => Box::new(whole),
     };
+    let plain = NoTar { head: Vec::new(), plain };
     Ok(Box::new(DecodeReaderBytesBuilder::new().utf8_passthru(true).build(plain)))
+}
+
+/// Where a tar archive says that it is one, and how.
+const TAR_MAGIC: (usize, &[u8]) = (257, b"ustar");
+const TAR_HEAD: usize = TAR_MAGIC.0 + TAR_MAGIC.1.len();
+
+/// Bytes that are no tar archive. Its first block has no line break, so no line has been read of it
+/// when it is known.
+struct NoTar {
+    /// The first bytes.
+    head: Vec<u8>,
+    plain: Box<dyn Read + Send>,
+}
+
+impl Read for NoTar {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let read = self.plain.read(buffer)?;
+        if self.head.len() < TAR_HEAD {
+            let lacking = TAR_HEAD - self.head.len();
+            self.head.extend(&buffer[..read.min(lacking)]);
+            if self.head.len() == TAR_HEAD && self.head.ends_with(TAR_MAGIC.1) {
+                return Err(refused("a tar archive", "tar xOf FILE"));
+            }
+        }
+        Ok(read)
+    }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::Ordering;
+
     use super::*;
 
+    fn text(bytes: Vec<u8>) -> Text {
+        Text::new(Box::new(Cursor::new(bytes)), Arc::default())
+    }
+
     fn read(bytes: Vec<u8>) -> Vec<u8> {
-        let mut text = Vec::new();
-        let mut input = decompressed(Cursor::new(bytes)).expect("no archive");
-        input.read_to_end(&mut text).expect("reads");
-        text
+        let mut all = Vec::new();
+        text(bytes).read_to_end(&mut all).expect("reads");
+        all
+    }
+
+    fn gzipped(bytes: &[u8]) -> Vec<u8> {
+        let mut encoder = flate2::read::GzEncoder::new(bytes, flate2::Compression::fast());
+        let mut compressed = Vec::new();
+        encoder.read_to_end(&mut compressed).expect("compresses");
+        compressed
     }
 
     #[test]
@@ -67,10 +141,7 @@ mod tests {
             let units = [0xfeff].into_iter().chain(text.encode_utf16());
             let bytes: Vec<_> = units.flat_map(order).collect();
             assert_eq!(read(bytes.clone()), text.as_bytes());
-            let mut gzipped = flate2::read::GzEncoder::new(&*bytes, flate2::Compression::fast());
-            let mut compressed = Vec::new();
-            gzipped.read_to_end(&mut compressed).expect("compresses");
-            assert_eq!(read(compressed), text.as_bytes());
+            assert_eq!(read(gzipped(&bytes)), text.as_bytes());
         }
         for bytes in [&b""[..], b"a", b"\xef\xbb\xbfa", b"a\xff\xfe\0", b"\x80\x81\x82\x83\x84"] {
             assert_eq!(read(bytes.to_vec()), bytes);
@@ -78,8 +149,33 @@ mod tests {
     }
 
     #[test]
-    fn an_archive_is_refused_with_what_reads_it() {
-        let refused = decompressed(&b"PK\x03\x04 and so on"[..]).err().expect("no text");
-        assert!(refused.to_string().contains("pipe it through `unzip -p`"), "{refused}");
+    fn an_archive_is_refused_with_what_unpacks_it() {
+        let mut tar = b"access.log\0".to_vec();
+        tar.resize(257, 0);
+        tar.extend(b"ustar\x0000");
+        tar.resize(1_024, b'x');
+        for (bytes, program) in [
+            (b"PK\x03\x04 and so on".to_vec(), "`unzip -p FILE | ratelimit"),
+            (b"\x04\x22\x4d\x18 and so on".to_vec(), "`lz4 -dc FILE | ratelimit"),
+            (b"\x02\x21\x4c\x18 and so on".to_vec(), "`lz4 -dc FILE | ratelimit"),
+            (gzipped(&tar), "`tar xOf FILE | ratelimit"),
+            (tar, "`tar xOf FILE | ratelimit"),
+        ] {
+            let error = text(bytes).read_to_end(&mut Vec::new()).expect_err(program).to_string();
+            assert!(error.contains(program), "{error}");
+        }
+    }
+
+    #[test]
+    fn bytes_behind_the_last_member_are_left_out_and_told() {
+        for (rest, is_told) in [(&b""[..], false), (&[0; 700], false), (b"hello", true)] {
+            let has_rest = Arc::<AtomicBool>::default();
+            let bytes = [&gzipped(b"a line\n"), rest].concat();
+            let mut plain = Vec::new();
+            let mut text = Text::new(Box::new(Cursor::new(bytes)), Arc::clone(&has_rest));
+            text.read_to_end(&mut plain).expect("reads");
+            assert_eq!(plain, b"a line\n");
+            assert_eq!(has_rest.load(Ordering::Relaxed), is_told, "{rest:?}");
+        }
     }
 }

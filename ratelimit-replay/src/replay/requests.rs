@@ -18,7 +18,7 @@ use super::Trouble;
 use crate::failure::Failure;
 use crate::input::{
     Batch, Batches, Detector, FormatArg, InputEntry, LineFormat, Lines, LogOptions, NamedInput,
-    OwnFormat, ReadLine, guess, names_of,
+    OwnFormat, ReadLine, Text, guess, names_of,
 };
 use crate::summary::WARNING;
 use crate::text::{count, plural};
@@ -155,15 +155,17 @@ impl ReplayedRequests {
         let (several, mut failed) = (inputs.len() > 1, None);
         let input = |NamedInput { name, bytes }: NamedInput| {
             let name = Arc::<Path>::from(name);
+            let has_rest = Arc::default();
             let batches = watcher.read(Batches {
                 name: Arc::clone(&name),
-                lines: Lines::new(bytes),
+                lines: Lines::new(Box::new(Text::new(bytes, Arc::clone(&has_rest)))),
                 parser: None,
                 detector: Detector::new(format.named, own.clone(), Arc::clone(&options)),
                 keeps_lines: how.keeps_lines,
                 // Nothing else may name an input.
                 names_all: how.strict || several,
                 is_over: false,
+                has_rest,
             });
             let batches = batches.unwrap_or_else(|error| {
                 let what = format!("{}: cannot be read: {error}", name.display());
