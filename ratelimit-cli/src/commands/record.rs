@@ -2,10 +2,11 @@
 
 use std::env;
 use std::fmt::Write as _;
+use std::io::{self, Write as _};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use ratelimit_core::{AnyAlgorithm, Limit, Limits, RateLimiter, Record, Timestamp};
-use ratelimit_redis::StoredKey;
+use ratelimit_redis::{RedisError, StoredKey};
 use ratelimit_replay::caller::Caller;
 use ratelimit_replay::decision_line::json_line;
 use ratelimit_replay::failure::Failure;
@@ -57,7 +58,7 @@ fn change(
     change: impl AsyncFnOnce(
         &RateLimiter<Remote>,
         &Caller,
-    ) -> Result<Option<Record<AnyAlgorithm>>, ratelimit_redis::RedisError>,
+    ) -> Result<Option<Record<AnyAlgorithm>>, RedisError>,
 ) -> Result<u8, Failure> {
     limit_of(args, limits)?;
     let caller = Caller::from_args(&args.caller.keys, limits)?;
@@ -66,7 +67,12 @@ fn change(
         let limiter = RateLimiter::new(limits.clone(), store);
         change(&limiter, &caller).await.map_err(failed)
     })?;
-    let by = args.by.clone().or_else(|| env::var("USER").ok()).unwrap_or_default();
+    let by = args.by.clone().or_else(user).unwrap_or_default();
+    if by.is_empty() {
+        // With standard error closed, the note has nowhere to go.
+        let note = "note: the line does not tell who did this, because no variable such as USER names the user; add --by NAME";
+        let _ = writeln!(io::stderr(), "{note}");
+    }
     let at = now();
     super::print(if args.caller.json {
         json_line(&json!({
@@ -85,6 +91,12 @@ fn change(
             in_words(before.as_ref()),
         )
     })
+}
+
+/// The user of this process, as shells, POSIX and Windows name it.
+fn user() -> Option<String> {
+    let names = ["USER", "LOGNAME", "USERNAME"].into_iter();
+    names.filter_map(|name| env::var(name).ok()).find(|name| !name.is_empty())
 }
 
 fn limit_of<'l>(
@@ -152,7 +164,9 @@ fn list(args: &ScanArgs) -> Result<u8, Failure> {
                     StoredKey::Identifier(name) => Some(name),
                     _ => None,
                 };
-                for (limit, record) in records {
+                // The server removes a record a moment after its end.
+                let standing = records.into_iter().filter(|(_, record)| record.stands_at(now()));
+                for (limit, record) in standing {
                     count += 1;
                     let line = if args.json {
                         json_line(&json!({
@@ -196,21 +210,22 @@ fn record(
         None if args.blocked => Record::blocked(),
         None => Record::exempt(),
     };
-    let until = match (args.lasts, args.until) {
-        (Some(lasts), _) => Some(now() + lasts),
-        (None, Some(until)) => {
-            let since = until.duration_since(UNIX_EPOCH).unwrap_or_default();
-            Some(Timestamp::ZERO + since)
-        }
-        (None, None) => None,
+    let (option, until) = match (args.lasts, args.until) {
+        (Some(lasts), _) => ("--for", Duration::from_micros(now().as_us()).saturating_add(lasts)),
+        (None, Some(until)) => ("--until", until.duration_since(UNIX_EPOCH).unwrap_or_default()),
+        (None, None) => return Ok(change.forever()),
     };
-    match until {
-        Some(until) if until <= now() => {
-            Err(Failure::input("the record would have ended already; take a later --until"))
-        }
-        Some(until) => Ok(change.until(until)),
-        None => Ok(change.forever()),
+    let us = u64::try_from(until.as_micros()).ok().and_then(Timestamp::from_us);
+    let until = us.ok_or_else(|| {
+        let last = time(Timestamp::MAX);
+        let remedy = "take an earlier one, or --forever";
+        Failure::input(format!("{option}: the last end that a record can have is {last}; {remedy}"))
+    })?;
+    if until <= now() {
+        let past = "the record would have ended already; take a later --until";
+        return Err(Failure::input(past));
     }
+    Ok(change.until(until))
 }
 
 pub(super) fn now() -> Timestamp {

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use crate::common::{BUCKET, Scene, example, interrupt, keys, limit};
+use crate::common::{BUCKET, Ran, Scene, example, interrupt, keys, limit};
 use ratelimit_servers::{RedisCluster, RedisSentinels, RedisServer};
 use serde_json::json;
 
@@ -294,4 +294,29 @@ fn records_of_a_caller_are_set_shown_listed_and_cleared_with_a_line_for_the_log(
             command(&["list"]).says(&["\"alice\" under api: exempt for ever", "1 record"]);
         }
     }
+}
+
+#[test]
+fn a_record_is_listed_until_it_ends_and_its_line_tells_who_set_it() {
+    let server = RedisServer::start().expect("a server");
+    let scene = Scene::new(&limit("api", "user", "gcra 10/s", "overridable = true"));
+    let on_server = ["--policy", "policy.toml", "--store", &server.url()];
+    let set = |end: &[&str], user: Option<(&str, &str)>| {
+        let words = ["record", "set", "user=bob", "--limit", "api", "--blocked", "--replace"];
+        let mut command = scene.ratelimit(&[&words, end, &on_server].concat());
+        for name in ["USER", "LOGNAME", "USERNAME"] {
+            command.env_remove(name);
+        }
+        Ran::from(command.envs(user).output().expect("runs")).exits(0)
+    };
+    set(&["--forever"], None).says(&["note: the line does not tell who", "--by NAME"]);
+    assert_eq!(set(&["--forever"], Some(("LOGNAME", "eve"))).says(&["by eve"]).err, "");
+    let list = || scene.run(&[&["record", "list"], &on_server[..]].concat()).exits(0).out;
+    assert_eq!(list(), "\"bob\" under api: blocked for ever\n1 record\n");
+    // A server removes a record a moment after its end: one that ended in 1970.
+    let end = "local key = redis.call('KEYS', '*')[1] \
+               redis.call('HSET', key, redis.call('HKEYS', key)[1], '1 1000000 blocked')";
+    server.command(&["EVAL", end, "0"]).expect("it answers").ok().expect("written");
+    assert_eq!(list(), "0 records\n");
+    assert_eq!(keys(&server), 1);
 }
