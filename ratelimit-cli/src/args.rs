@@ -6,6 +6,9 @@ use std::time::{Duration, SystemTime};
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use clap::{Args, Parser, Subcommand};
 use clap_complete::Shell;
+use ratelimit_core::{AnyAlgorithm, Limits};
+use ratelimit_replay::caller::Caller;
+use ratelimit_replay::failure::Failure;
 use ratelimit_replay::input::{
     FormatArg, JsonFields, LineTimeArg, LogFormat, LogOptions, OwnFormat, Source, UnitArg,
 };
@@ -309,9 +312,21 @@ pub(crate) struct CallerArgs {
     #[arg(long, value_name = "FILE")]
     pub(crate) secret_file: Option<PathBuf>,
 
+    /// The length of the network that an IPv6 address `ip=…` is counted by, as in the HTTP layer;
+    /// 128 takes it as it is.
+    #[arg(long, value_name = "BITS", default_value_t = 64, value_parser = clap::value_parser!(u8).range(1..=128))]
+    pub(crate) ipv6_prefix: u8,
+
     /// One line of JSON instead of sentences.
     #[arg(long)]
     pub(crate) json: bool,
+}
+
+impl CallerArgs {
+    /// The caller, as these limits count it.
+    pub(crate) fn caller(&self, limits: &Limits<AnyAlgorithm>) -> Result<Caller, Failure> {
+        Caller::from_args(&self.keys, limits, self.ipv6_prefix)
+    }
 }
 
 /// The numbers of one customer.

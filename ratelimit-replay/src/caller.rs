@@ -7,6 +7,7 @@ use ratelimit_core::{AnyAlgorithm, Condition, ConfigError, Identifiers, Limit, L
 use serde::{Serialize, Serializer};
 use smallvec::SmallVec;
 
+use crate::address::client_as_counted;
 use crate::failure::Failure;
 
 /// The caller of a request: a bare key, named identifiers, or both.
@@ -85,8 +86,13 @@ impl Caller {
 
     /// The caller that the arguments of `check`, `inspect` and `reset` name. If limits of the
     /// policy use identifiers, a bare key that contains `=` is written as `key=…`: otherwise a
-    /// misspelt identifier would be one.
-    pub fn from_args(keys: &[String], limits: &Limits<AnyAlgorithm>) -> Result<Self, Failure> {
+    /// misspelt identifier would be one. An IPv6 address `ip=…` is its network of this prefix
+    /// length, as in the HTTP layer.
+    pub fn from_args(
+        keys: &[String],
+        limits: &Limits<AnyAlgorithm>,
+        ipv6_prefix: u8,
+    ) -> Result<Self, Failure> {
         let conditions = limits.iter().flat_map(Limit::conditions).map(Condition::identifier);
         let names = limits.iter().flat_map(Limit::identifier_names).chain(conditions);
         let names: Vec<_> = names.collect();
@@ -97,7 +103,11 @@ impl Caller {
                     if caller.identifier(name).is_some() {
                         return Err(Failure::input(format!("{name} is given twice; give it once")));
                     }
-                    caller.named.list.push((name.to_owned().into(), value.into()));
+                    let value = match name {
+                        "ip" => client_as_counted(value, ipv6_prefix),
+                        _ => value.into(),
+                    };
+                    caller.named.list.push((name.to_owned().into(), value));
                     continue;
                 }
                 Some((BARE_NAME, value)) if !names.is_empty() => value,

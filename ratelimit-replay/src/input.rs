@@ -1,7 +1,6 @@
 //! Turns a file into requests: the bytes, their lines, and the requests in the lines.
 
 mod access_log;
-mod address;
 mod batches;
 mod compressed;
 mod csv;

@@ -18,6 +18,7 @@
 #![cfg_attr(test, allow(clippy::expect_used, clippy::unwrap_used, clippy::panic))]
 #![allow(clippy::missing_errors_doc, clippy::must_use_candidate)]
 
+mod address;
 mod by_hash;
 pub mod caller;
 pub mod compare;

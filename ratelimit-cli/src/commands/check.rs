@@ -6,7 +6,7 @@ use ratelimit_core::store::Op;
 use ratelimit_core::{
     Algorithm, AnyAlgorithm, Decision, Limit, LimitCosts, Limits, RateLimiter, Refusal,
 };
-use ratelimit_replay::caller::{Caller, joined_names, list_identifiers};
+use ratelimit_replay::caller::{joined_names, list_identifiers};
 use ratelimit_replay::decision_line::{DecisionLine, json_line};
 use ratelimit_replay::failure::Failure;
 use ratelimit_replay::input::InputEntry;
@@ -24,7 +24,7 @@ const DENIED: u8 = 1;
 pub(super) fn run(args: &CheckArgs) -> Result<u8, Failure> {
     let limits = inputs::policy(&args.caller.policy)?;
     let url = StoreUrl::parse(&args.caller.store)?;
-    let caller = Caller::from_args(&args.caller.keys, &limits)?;
+    let caller = args.caller.caller(&limits)?;
     let op = if args.peek { Op::Peek } else { Op::Acquire };
     let costs = args.cost.iter().fold(LimitCosts::from(1), |costs, (limit, cost)| match limit {
         Some(limit) => costs.with(limit, *cost),

@@ -5,7 +5,6 @@ use std::fmt::Write;
 use ratelimit_core::algorithm::{AnyState, BucketCount, LoggedCost, LoggedRequest};
 use ratelimit_core::store::{Op, RecordStore as _};
 use ratelimit_core::{Algorithm, AnyAlgorithm, Decision, Limit, Timestamp};
-use ratelimit_replay::caller::Caller;
 use ratelimit_replay::decision_line::{Told, caller_json};
 use ratelimit_replay::failure::Failure;
 use ratelimit_replay::policy;
@@ -38,7 +37,7 @@ struct StoredLimit<'l> {
 pub(super) fn run(InspectArgs { caller: args, own }: &InspectArgs) -> Result<u8, Failure> {
     let limits = inputs::policy(&args.policy)?;
     let numbers = policy::numbers(&own.numbers, &limits)?;
-    let caller = Caller::from_args(&args.keys, &limits)?;
+    let caller = args.caller(&limits)?;
     let out = store::block_on(async {
         let (store, failed) = store::of_caller(args, "inspect", &limits).await?;
         let deciding = |limit| numbers.as_ref().map_or(limit, |numbers| numbers.limit_of(limit));

@@ -61,7 +61,7 @@ fn change(
     ) -> Result<Option<Record<AnyAlgorithm>>, RedisError>,
 ) -> Result<u8, Failure> {
     limit_of(args, limits)?;
-    let caller = Caller::from_args(&args.caller.keys, limits)?;
+    let caller = args.caller.caller(limits)?;
     let before = store::block_on(async {
         let (store, failed) = store::of_caller(&args.caller, "change", limits).await?;
         let limiter = RateLimiter::new(limits.clone(), store);
@@ -108,7 +108,7 @@ fn limit_of<'l>(
 
 fn get(args: &CallerArgs) -> Result<u8, Failure> {
     let limits = inputs::policy(&args.policy)?;
-    let caller = Caller::from_args(&args.keys, &limits)?;
+    let caller = args.caller(&limits)?;
     let records = store::block_on(async {
         let (store, failed) = store::of_caller(args, "show", &limits).await?;
         let limiter = RateLimiter::new(limits.clone(), store);

@@ -26,7 +26,7 @@ struct Found<'r> {
 
 pub(super) fn run(ResetArgs { caller: args, limit: only }: &ResetArgs) -> Result<u8, Failure> {
     let limits = inputs::policy(&args.policy)?;
-    let caller = Caller::from_args(&args.keys, &limits)?;
+    let caller = args.caller(&limits)?;
     let mut keyed = caller.keys(&limits);
     if let Some(only) = only {
         keyed.retain(|(limit, _)| limit.name() == only);

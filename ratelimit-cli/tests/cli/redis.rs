@@ -297,6 +297,26 @@ fn records_of_a_caller_are_set_shown_listed_and_cleared_with_a_line_for_the_log(
 }
 
 #[test]
+fn a_record_of_an_address_is_that_of_its_network_as_the_http_layer_counts_it() {
+    let server = RedisServer::start().expect("a server");
+    let scene = Scene::new(&limit("api", "ip", "gcra 10/s", "overridable = true"));
+    let on_server = ["--policy", "policy.toml", "--store", &server.url()];
+    let run = |command: &[&str]| scene.run(&[&["record"], command, &on_server].concat()).exits(0);
+    let blocked = ["--limit", "api", "--by", "ops", "--blocked", "--forever"];
+    run(&[&["set", "ip=2001:db8::1"], &blocked[..]].concat()).says(&["ip=2001:db8::/64 under api"]);
+    run(&["list"]).says(&["\"2001:db8::/64\" under api", "1 record"]);
+    for (caller, prefix, records) in [
+        ("ip=2001:db8::2", "64", "1 record"),
+        ("ip=2001:db8::/64", "48", "1 record"),
+        ("ip=2001:db8::2", "48", "0 records"),
+        ("ip=2001:db8::1", "128", "0 records"),
+    ] {
+        run(&["get", caller, "--ipv6-prefix", prefix]).says(&[records]);
+    }
+    scene.command("check", &["ip=2001:db8::3", "--store", &server.url()]).exits(1);
+}
+
+#[test]
 fn a_record_is_listed_until_it_ends_and_its_line_tells_who_set_it() {
     let server = RedisServer::start().expect("a server");
     let scene = Scene::new(&limit("api", "user", "gcra 10/s", "overridable = true"));

@@ -13,10 +13,10 @@
 
 use std::borrow::Cow;
 
-use super::address::address;
 use super::entry::BadLine;
 use super::found::{Found, LogOptions, Role, Source, UnitArg};
 use super::request::host_name;
+use crate::address::address;
 use crate::text::{decimal, quote};
 
 const EXPECTED: &str = "expected `ADDRESS - USER [TIME] \"REQUEST\" STATUS …`";

@@ -7,10 +7,10 @@ use ratelimit_core::Timestamp;
 use ratelimit_core::store::Op;
 use regex::Regex;
 
-use super::address::{address, client};
 use super::entry::{BadLine, InputEntry};
 use super::moment::Moments;
 use super::request::{method, path};
+use crate::address::{address, client};
 use crate::caller::{Caller, Named};
 use crate::named::named;
 use crate::text::{decimal, quote};

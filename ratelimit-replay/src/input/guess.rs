@@ -6,7 +6,6 @@ use std::sync::Arc;
 
 use serde_json::Value;
 
-use super::address::address;
 use super::envelope::Envelope;
 use super::found::LogOptions;
 use super::json_log::JsonFields;
@@ -14,6 +13,7 @@ use super::log_format::LogFormat;
 use super::moment::moment;
 use super::parser::{OwnFormat, Parser};
 use super::request::{method, path};
+use crate::address::address;
 use crate::text::quote;
 
 /// The parts of a request that a guess looks for, each with its name in a format of nginx and in a

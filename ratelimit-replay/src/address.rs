@@ -5,7 +5,7 @@ use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use compact_str::{CompactString, ToCompactString as _, format_compact};
 
 /// The address that a text is: with or without a port or brackets.
-pub(super) fn address(text: &str) -> Option<IpAddr> {
+pub(crate) fn address(text: &str) -> Option<IpAddr> {
     let text = text.trim();
     if !text.starts_with(|c: char| c.is_ascii_hexdigit() || c == ':' || c == '[') {
         return None;
@@ -20,7 +20,7 @@ pub(super) fn address(text: &str) -> Option<IpAddr> {
 
 /// The client of a text, which may be a list of the client and its proxies: the first that is
 /// known.
-pub(super) fn client(text: &str, ipv6_prefix: u8) -> CompactString {
+pub(crate) fn client(text: &str, ipv6_prefix: u8) -> CompactString {
     let first = text.split(',').next().unwrap_or(text).trim();
     match text.split(',').find_map(address) {
         Some(IpAddr::V4(ip)) => ip.to_compact_string(),
@@ -32,6 +32,11 @@ pub(super) fn client(text: &str, ipv6_prefix: u8) -> CompactString {
         Some(IpAddr::V6(ip)) => ip.to_compact_string(),
         None => first.into(),
     }
+}
+
+/// An address as it is counted, and any other text as it is.
+pub(crate) fn client_as_counted(text: &str, ipv6_prefix: u8) -> CompactString {
+    address(text).map_or_else(|| text.into(), |_| client(text, ipv6_prefix))
 }
 
 /// The IPv4 address that an IPv6 address stands for: mapped, or translated (RFC 6052).
@@ -70,5 +75,9 @@ mod tests {
         }
         assert_eq!(client("2001:db8:1:2:3::1", 48), "2001:db8:1::/48");
         assert_eq!(client("2001:db8::1", 128), "2001:db8::1");
+        for text in ["", "bob", "2001:db8::/64", "a, 192.0.2.7"] {
+            assert_eq!(client_as_counted(text, 64), text);
+        }
+        assert_eq!(client_as_counted("[2001:db8::1]", 64), "2001:db8::/64");
     }
 }
