@@ -18,11 +18,12 @@ pub(crate) fn address(text: &str) -> Option<IpAddr> {
     })
 }
 
-/// The client of a text, which may be a list of the client and its proxies: the first that is
-/// known.
+/// The client of a text, which may be a list of the client and its proxies: the first address, of
+/// those behind the last member that is none. So the HTTP layer reads the list, from its end: who
+/// wrote such a member may have written all before it.
 pub(crate) fn client(text: &str, ipv6_prefix: u8) -> CompactString {
     let first = text.split(',').next().unwrap_or(text).trim();
-    match text.split(',').find_map(address) {
+    match text.rsplit(',').map_while(address).last() {
         Some(IpAddr::V4(ip)) => ip.to_compact_string(),
         // As the HTTP layer does: a client has a network.
         Some(IpAddr::V6(ip)) if !ip.is_unicast_link_local() && ipv6_prefix < 128 => {
@@ -70,6 +71,7 @@ mod tests {
             ("unknown, 192.0.2.7, 10.0.0.1", "192.0.2.7"),
             ("client.example.org", "client.example.org"),
             ("unknown", "unknown"),
+            ("192.0.2.9, unknown, 192.0.2.7, 10.0.0.1", "192.0.2.7"),
         ] {
             assert_eq!(client(text, 64), name, "{text}");
         }

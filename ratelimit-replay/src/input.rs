@@ -222,6 +222,8 @@ mod tests {
             (" \"-\"", &[]),
             (" \"203.0.113.9\"", &forwarded),
             (" \"203.0.113.9, 2001:db8::1\"", &forwarded),
+            (" \"unknown, 203.0.113.9\"", &forwarded),
+            (" \"203.0.113.9, unknown\"", &[]),
             (" \"text/html\"", &[]),
             (" 0.250", &[]),
             (" 415 0.250", &[]),
@@ -240,14 +242,25 @@ mod tests {
         // The option answers it; a client that no proxy has forwarded is the first field.
         let asked = ("ip".to_owned(), Source::Field("forwarded".to_owned()));
         let options = LogOptions { identifiers: vec![asked], ..LogOptions::default() };
-        for (end, client) in [("203.0.113.9, 10.0.0.1", "203.0.113.9"), ("-", "192.0.2.7")] {
+        for (end, client, is_told) in [
+            ("203.0.113.9, 10.0.0.1", "203.0.113.9", false),
+            ("unknown, 203.0.113.9", "203.0.113.9", false),
+            ("203.0.113.8, _hidden, 203.0.113.9, 10.0.0.1", "203.0.113.9", false),
+            ("203.0.113.9, unknown", "192.0.2.7", true),
+            ("-", "192.0.2.7", true),
+        ] {
             let line = format!("{line} \"{end}\"");
             let found = Parser::find(FormatArg::Auto, line.as_bytes(), &Arc::new(options.clone()));
             let mut parser = found.expect("such a field").expect("an access log");
             let entry = parser.parse(line.as_bytes()).expect("right").expect("a request");
             assert_eq!(entry.caller.identifier("ip"), Some(client), "{end}");
             assert_eq!(entry.caller.bare.as_deref(), Some(client), "{end}");
-            assert!(parser.hints().is_empty());
+            let hints = parser.hints();
+            assert_eq!(hints.len(), usize::from(is_told), "{end}: {hints:?}");
+            assert!(
+                hints.iter().all(|hint| hint.starts_with("1 line tells no client")),
+                "{hints:?}"
+            );
         }
     }
 

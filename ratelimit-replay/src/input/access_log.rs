@@ -37,6 +37,8 @@ pub(crate) struct AccessLog {
     pub(crate) has_lists: bool,
     /// Whether a line had the addresses that proxies forward, behind the agent.
     pub(crate) has_forwarded: bool,
+    /// How many lines have no such address, though the user asks for it.
+    pub(crate) unforwarded: u64,
     /// Whether a line ended with two numbers that may be durations.
     pub(crate) has_two_durations: bool,
 }
@@ -57,7 +59,15 @@ impl AccessLog {
         }
         let (has_hosts, has_lists, has_forwarded) = (false, false, false);
         let (lacks_unit, has_two_durations) = (false, false);
-        Ok(Self { wanted, lacks_unit, has_hosts, has_lists, has_forwarded, has_two_durations })
+        Ok(Self {
+            wanted,
+            lacks_unit,
+            has_hosts,
+            has_lists,
+            has_forwarded,
+            unforwarded: 0,
+            has_two_durations,
+        })
     }
 
     pub(super) fn find<'l>(
@@ -104,7 +114,13 @@ impl AccessLog {
                 "size" => size(),
                 "referrer" => quoted(fields.rest, 1),
                 "agent" => quoted(fields.rest, 2),
-                "forwarded" => forwarded(fields.rest),
+                "forwarded" => {
+                    let list = forwarded(fields.rest);
+                    let is_client =
+                        options.identifiers.get(*place).is_some_and(|(name, _)| name == "ip");
+                    self.unforwarded += u64::from(list.is_none() && is_client);
+                    list
+                }
                 _ => fields.host,
             };
             let value = value.map(text);
@@ -259,11 +275,11 @@ fn quoted(rest: &[u8], number: usize) -> Option<&[u8]> {
 }
 
 /// The addresses that stand in quotes behind the agent, as of `$http_x_forwarded_for` in the format
-/// that nginx is packaged with.
+/// that nginx is packaged with. Without an address at its end, the list tells no client.
 fn forwarded(rest: &[u8]) -> Option<&[u8]> {
     let list = quoted(rest, 3)?;
-    let is_address = |member: &[u8]| is_known(member.trim_ascii());
-    list.split(|&b| b == b',').all(is_address).then_some(list)
+    let mut from_end = list.rsplit(|&b| b == b',');
+    is_known(from_end.next()?.trim_ascii()).then_some(list)
 }
 
 /// The field before the last one.

@@ -18,6 +18,7 @@ use super::log_format::{FormattedLog, LogFormat};
 use super::moment::Moments;
 use super::w3c::{self, W3c};
 use crate::named::{Named as _, named};
+use crate::text::plural;
 use How::{Json, Text};
 
 named! {
@@ -428,13 +429,18 @@ impl Parser {
             "addresses stand in quotes behind the agent, as $http_x_forwarded_for writes them, and the client is the first \
              field; if that is a proxy, count by the client with --identifier ip=forwarded",
         );
+        let unforwarded = (log.unforwarded > 0).then(|| {
+            let lines = plural(log.unforwarded, "line tells", "lines tell");
+            format!("{lines} no client in the forwarded addresses (such as - or unknown), and the first field counts there")
+        });
         let two = log.has_two_durations.then_some(
             "the lines end with two numbers that may be durations, and the last one counts as how long the request took; \
              if it is the other, tell the format, such as --log-format '$remote_addr - $remote_user [$time_local] \
              \"$request\" $status $body_bytes_sent \"$http_referer\" \"$http_user_agent\" $request_time \
              $upstream_response_time'",
         );
-        forwarded.into_iter().chain(two).map(str::to_owned).collect()
+        let told = forwarded.map(str::to_owned).into_iter().chain(unforwarded);
+        told.chain(two.map(str::to_owned)).collect()
     }
 
     /// Why a line above the first request is none.
