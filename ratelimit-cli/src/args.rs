@@ -92,7 +92,8 @@ pub(crate) struct FormatArgs {
     /// The format of a log's lines, as the configuration of its server has it.
     ///
     /// As nginx writes it (`$remote_addr - $remote_user [$time_local] "$request" $status`), Apache
-    /// (`%h %l %u %t "%r" %>s`) or goaccess (`%h %^[%d:%t %^] "%r" %s`).
+    /// (`%h %l %u %t "%r" %>s`) or goaccess (`%h %^[%d:%t %^] "%r" %s`). At its beginning,
+    /// `combined` stands for the format of that name: `combined $request_time`.
     #[arg(long, value_name = "STRING", conflicts_with = "format", value_parser = LogFormat::parse)]
     pub(crate) log_format: Option<LogFormat>,
 

@@ -143,6 +143,8 @@ mod tests {
                 "%h %l %u [%{end:%d/%b/%Y}t:%{%T}t %{%z}t] \"%r\" %>s %b \"%{Referer}i\" \"%{User-Agent}i\" %{X-Tenant}i %T",
                 "%{X-Tenant}i",
             ),
+            ("combined $http_x_tenant $request_time", "$http_x_tenant"),
+            ("combined %{X-Tenant}i %T", "%{X-Tenant}i"),
             ("%h %^ %e [%x] \"%r\" %s %b \"%R\" \"%u\" %C %T", "%C"),
             ("%h %^ %e [%d:%t %^] \"%r\" %s %b \"%R\" \"%u\" %C %T", "%C"),
         ] {

@@ -86,6 +86,19 @@ fn behind_a_proxy_the_client_is_the_first_of_those_that_it_forwards_if_the_optio
     ran.says(&["denied     0", told]).lacks("in quotes");
 }
 
+#[test]
+fn of_two_durations_the_format_of_the_note_takes_the_first() {
+    let line =
+        "192.0.2.7 - - [17/May/2015:10:05:03 +0000] \"GET / HTTP/1.1\" 200 5 \"-\" \"curl/8\" ";
+    for end in ["0.250 0.010\n", "\"203.0.113.9\" 0.250 0.010\n"] {
+        let scene = Scene::with(BUCKET, format!("{line}{end}"));
+        scene.run(&["formats", "input"]).exits(0).says(&["took=10 ms"]);
+        let told = scene.replay(&["input"]).exits(0).says(&["two numbers"]).out;
+        let format = told.split('\'').find(|part| part.starts_with("combined")).expect("a format");
+        scene.run(&["formats", "--log-format", format, "input"]).exits(0).says(&["took=250 ms"]);
+    }
+}
+
 #[cfg(unix)]
 #[test]
 fn a_pipe_is_not_read_twice() {

@@ -35,7 +35,7 @@ pub struct LogFormat {
 impl LogFormat {
     /// The format that a string of nginx, Apache or goaccess describes.
     pub fn parse(text: &str) -> Result<Self, String> {
-        let text = in_quotes(text);
+        let text = with_combined(&in_quotes(text));
         // The form of a time is no part of the format itself.
         let mut outer = text.split("%{");
         let first = outer.next().unwrap_or_default().to_owned();
@@ -246,6 +246,21 @@ fn in_quotes(text: &str) -> Cow<'_, str> {
         return Cow::Owned(unescaped(inner.rsplit_once('"').map_or(inner, |(inner, _)| inner)));
     }
     if text.contains("\\\"") { Cow::Owned(unescaped(text)) } else { Cow::Borrowed(text) }
+}
+
+/// The string with the format of the name `combined` in the place of it, at its beginning, as nginx
+/// and Apache have it.
+fn with_combined(text: &str) -> String {
+    const NGINX: &str = "$remote_addr - $remote_user [$time_local] \"$request\" $status $body_bytes_sent \
+                         \"$http_referer\" \"$http_user_agent\"";
+    const APACHE: &str = "%h %l %u %t \"%r\" %>s %b \"%{Referer}i\" \"%{User-Agent}i\"";
+    let rest =
+        text.strip_prefix("combined").filter(|rest| rest.is_empty() || rest.starts_with(' '));
+    match rest {
+        Some(rest) if rest.contains('%') => format!("{APACHE}{rest}"),
+        Some(rest) => format!("{NGINX}{rest}"),
+        None => text.to_owned(),
+    }
 }
 
 /// Texts that follow each other as one.

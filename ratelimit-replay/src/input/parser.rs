@@ -433,14 +433,14 @@ impl Parser {
             let lines = plural(log.unforwarded, "line tells", "lines tell");
             format!("{lines} no client in the forwarded addresses (such as - or unknown), and the first field counts there")
         });
-        let two = log.has_two_durations.then_some(
-            "the lines end with two numbers that may be durations, and the last one counts as how long the request took; \
-             if it is the other, tell the format, such as --log-format '$remote_addr - $remote_user [$time_local] \
-             \"$request\" $status $body_bytes_sent \"$http_referer\" \"$http_user_agent\" $request_time \
-             $upstream_response_time'",
-        );
-        let told = forwarded.map(str::to_owned).into_iter().chain(unforwarded);
-        told.chain(two.map(str::to_owned)).collect()
+        let list = if log.has_forwarded { " \"$http_x_forwarded_for\"" } else { "" };
+        let two = log.has_two_durations.then(|| {
+            format!(
+                "the lines end with two numbers that may be durations, and the last one counts as how long the request took; \
+                 if it is the other, write --log-format 'combined{list} $request_time $upstream_response_time'"
+            )
+        });
+        forwarded.map(str::to_owned).into_iter().chain(unforwarded).chain(two).collect()
     }
 
     /// Why a line above the first request is none.
