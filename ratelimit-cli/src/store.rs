@@ -20,7 +20,7 @@ mod servers;
 pub(crate) use pollster::block_on;
 #[cfg(feature = "_servers")]
 pub(crate) use servers::{
-    Redis, Remote, apply_to, block_on, connect, in_each_mode, may_scan, of_caller,
+    Redis, Remote, apply_to, block_on, connect, in_each_mode, of_caller, scan_failed,
 };
 
 /// The environment variable that holds the secret by which a store hides identifiers.

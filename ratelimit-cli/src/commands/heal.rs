@@ -10,7 +10,7 @@ use serde_json::json;
 
 use crate::args::HealArgs;
 use crate::inputs;
-use crate::store::{self, Redis, in_each_mode, may_scan};
+use crate::store::{self, Redis, in_each_mode, scan_failed};
 
 /// How many states the table shows.
 const MOST: usize = 20;
@@ -25,8 +25,9 @@ pub(super) fn run(args: &HealArgs) -> Result<u8, Failure> {
         // Keys are read as they are, so that those of a store with a secret are healed without it.
         let store = store::connect(&redis, &scan.prefix, None, &limits).await?;
         let healed = in_each_mode!(&store, store => store.heal(&limits, options).await);
-        let failed = |error| Failure::store(&may_scan(&redis, &scan.prefix), &error);
-        healed.map(|healed| (store, healed)).map_err(failed)
+        healed
+            .map(|healed| (store, healed))
+            .map_err(|error| scan_failed(&redis, &scan.prefix, &error))
     })?;
     healed.states.sort_unstable_by(|a, b| {
         (b.ahead_us, &a.key, &a.limit).cmp(&(a.ahead_us, &b.key, &b.limit))

@@ -16,7 +16,7 @@ use serde_json::{Value, json};
 
 use crate::args::{CallerArgs, ClearRecordArgs, RecordCommand, ScanArgs, SetRecordArgs};
 use crate::inputs;
-use crate::store::{self, Redis, Remote, may_scan};
+use crate::store::{self, Redis, Remote, scan_failed};
 
 /// How many keys the server examines in one step, and the pause between two.
 const STEP: (u64, Duration) = (500, Duration::from_millis(5));
@@ -143,7 +143,7 @@ fn list(args: &ScanArgs) -> Result<u8, Failure> {
     let redis = &*Redis::lasting(&args.store, "list")?;
     let (mut out, mut count, mut is_cut) = (String::new(), 0_u64, false);
     store::block_on(async {
-        let failed = |error| Failure::store(&may_scan(redis, &args.prefix), &error);
+        let failed = |error: RedisError| scan_failed(redis, &args.prefix, &error);
         let store = match store::connect(redis, &args.prefix, None, &limits).await? {
             Remote::Lua(store) => store,
             // Records lie under the same keys.

@@ -5,7 +5,9 @@ use std::time::Duration;
 
 use percent_encoding::percent_decode_str;
 use ratelimit_core::store::{Batch, Check, Op, RecordStore};
-use ratelimit_core::{AnyAlgorithm, Limit, Limits, Record, Refusal, Store, Verdict};
+use ratelimit_core::{
+    AnyAlgorithm, Limit, Limits, Record, Refusal, Store, StoreError as _, Verdict,
+};
 use ratelimit_redis::{Cas, Lua, Multi, RedisError, RedisStore, RedisUrl, Tag};
 use ratelimit_replay::failure::Failure;
 
@@ -176,9 +178,15 @@ pub(crate) async fn connect(
     connected.map_err(failed)
 }
 
-/// Which store failed, and what the user needs in order to look through its keys.
-pub(crate) fn may_scan(redis: &Redis, prefix: &str) -> String {
-    format!("--store {}: the user needs SCAN on {prefix}:*", redis.url)
+/// Why the keys of a store were not looked through, and what the user needs if the server refuses.
+pub(crate) fn scan_failed(redis: &Redis, prefix: &str, error: &RedisError) -> Failure {
+    let needs = if error.kind().is_outage() {
+        String::new()
+    } else {
+        format!(": the user needs SCAN on {prefix}:*")
+    };
+    let what = format!("--store {}{needs}", redis.url);
+    Failure::store(&what, error)
 }
 
 /// The store on a server that the arguments of a command name, and what to say of its errors.

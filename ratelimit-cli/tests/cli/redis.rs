@@ -340,3 +340,15 @@ fn a_record_is_listed_until_it_ends_and_its_line_tells_who_set_it() {
     assert_eq!(list(), "0 records\n");
     assert_eq!(keys(&server), 1);
 }
+
+#[test]
+fn a_server_that_forbids_a_look_through_its_keys_is_told_from_one_that_is_gone() {
+    let server = RedisServer::start().expect("a server");
+    let scene = Scene::new(BUCKET);
+    let user = ["ACL", "SETUSER", "bob", "on", ">s3cret", "~*", "+@all", "-scan"];
+    server.command(&user).expect("the server obeys");
+    let forbidden = server.url().replace("://", "://bob:s3cret@");
+    let hint = "the user needs SCAN on rl:*";
+    scene.command("top", &["--store", &forbidden]).exits(2).says(&[hint]);
+    scene.command("top", &["--store", "redis://127.0.0.1:1"]).exits(3).lacks(hint);
+}

@@ -15,7 +15,7 @@ use super::charges::Charged;
 use crate::args::TopArgs;
 use crate::commands::record::now;
 use crate::interrupt::Interrupt;
-use crate::store::{self, Redis, may_scan};
+use crate::store::{self, Redis, scan_failed};
 use ratelimit_replay::failure::Failure;
 
 /// How many callers are asked about at the same time.
@@ -104,7 +104,7 @@ pub(super) async fn scan<M: Mode>(
     store: &RedisStore<M>,
 ) -> Result<ScanResult, Failure> {
     let Subject { args, redis, limits, interrupt, .. } = *subject;
-    let failed = |error| Failure::store(&may_scan(redis, &args.scan.prefix), &error);
+    let failed = |error: RedisError| scan_failed(redis, &args.scan.prefix, &error);
     let mut found = ScanResult::default();
     let asked: Vec<_> = (0..limits.as_slice().len()).map(|place| subject.limit(place)).collect();
     let looks = limits.iter().any(Limit::is_overridable);

@@ -105,7 +105,8 @@ async fn lists(
             print(format!("{gap}{moment}\n{}", output(subject, &found)))?;
             gap = "\n";
         }
-        if let Some(failure) = &found.failed {
+        // In JSON, the totals tell it.
+        if let Some(failure) = found.failed.as_ref().filter(|_| !is_json) {
             report(failure, pause);
         }
     }
