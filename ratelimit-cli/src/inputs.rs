@@ -62,14 +62,16 @@ fn text(path: &Path) -> io::Result<String> {
     if is_dash(path) { io::read_to_string(io::stdin()) } else { fs::read_to_string(path) }
 }
 
-/// The requests of the inputs of these names; `-` is standard input.
+/// The requests of the inputs of these names; `-` is standard input. What is done with them stands
+/// before the bar, if they are read several times.
 pub(crate) fn requests(
+    what: &'static str,
     paths: &[PathBuf],
     format: &Format,
     interrupt: &Interrupt,
     how: Reading,
 ) -> Result<ReplayedRequests, Failure> {
-    let bar = ProgressBar::no_length();
+    let bar = ProgressBar::no_length().with_prefix(what);
     let mut inputs = Vec::with_capacity(paths.len());
     let mut total = Some(0_u64);
     for path in paths {
@@ -85,8 +87,8 @@ pub(crate) fn requests(
 /// Lets a bar show how much is read of so many bytes, in 80 columns.
 fn show_progress(bar: &ProgressBar, total: Option<u64>) {
     let template = match total {
-        Some(_) => "{bar:20} {percent:>3}% of {total_bytes}, {bytes_per_sec}, {eta} to go",
-        None => "{spinner} {bytes} read, {bytes_per_sec}",
+        Some(_) => "{prefix}{bar:20} {percent:>3}% of {total_bytes}, {bytes_per_sec}, {eta} to go",
+        None => "{prefix}{spinner} {bytes} read, {bytes_per_sec}",
     };
     if let Ok(style) = ProgressStyle::with_template(template) {
         bar.set_style(style);
@@ -229,12 +231,13 @@ mod tests {
     #[test]
     fn the_bar_fits_80_columns_and_has_a_share_a_rate_and_an_end() {
         for (total, parts) in [
-            (Some(1_047_552 << 20), &["10% of 1023.00 GiB", "/s, ", " to go"][..]),
+            (Some(1_047_552 << 20), &["spread: █", "10% of 1023.00 GiB", "/s, ", " to go"][..]),
             (None, &["102.30 GiB read, ", "/s"]),
         ] {
             let terminal = Wide::default();
             let target = ProgressDrawTarget::term_like(Box::new(terminal.clone()));
             let bar = ProgressBar::with_draw_target(None, target);
+            let bar = bar.with_prefix("spread: ");
             show_progress(&bar, total);
             bar.set_position((1_047_552 << 20) / 10);
             bar.tick();

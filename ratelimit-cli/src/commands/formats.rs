@@ -22,7 +22,7 @@ pub(super) fn run(args: &FormatsArgs) -> Result<u8, Failure> {
     }
     let how = Reading { silent: true, keeps_lines: true, ..Reading::default() };
     let format = args.format.read();
-    let mut requests = inputs::requests(&args.inputs, &format, &Interrupt::default(), how)?;
+    let mut requests = inputs::requests("", &args.inputs, &format, &Interrupt::default(), how)?;
     let mut shown = Vec::new();
     while shown.len() < SHOWN
         && let Some(request) = requests.next_request()?

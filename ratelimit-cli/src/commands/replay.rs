@@ -31,7 +31,7 @@ pub(super) fn run(args: &ReplayArgs) -> Result<u8, Failure> {
     let how = Reading { strict: args.strict, keeps_lines: is_detailed, ..Reading::default() };
     let format = args.log.format.read();
     let interrupt = Interrupt::default();
-    let mut requests = inputs::requests(&args.log.inputs, &format, &interrupt, how)?;
+    let mut requests = inputs::requests("", &args.log.inputs, &format, &interrupt, how)?;
     let (limits, note) = requests.applicable(limits)?;
     let (other, other_note) = other.map(|other| requests.applicable(other)).transpose()?.unzip();
     // Its own: concurrent replays must not see each other's states.

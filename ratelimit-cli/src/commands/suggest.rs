@@ -50,7 +50,8 @@ pub(super) fn run(args: &SuggestArgs) -> Result<u8, Failure> {
     let interrupt = Interrupt::default();
     interrupt.catch()?;
     pollster::block_on(async {
-        let mut requests = inputs::requests(logs, &format, &interrupt, Reading::default())?;
+        let read = |what, how| inputs::requests(what, logs, &format, &interrupt, how);
+        let mut requests = read("needs: ", Reading::default())?;
         let (limits, left_out) = requests.applicable(limits)?;
         let mut first = observe(&limits, requests).await?;
         if first.tally.nothing_applied() {
@@ -70,8 +71,7 @@ pub(super) fn run(args: &SuggestArgs) -> Result<u8, Failure> {
         let mut rows: Vec<_> = rows.collect();
         if first.order.is_in_seconds && limits.iter().any(is_finer_than_a_second) {
             let again = Reading { silent: true, spread: true, ..Reading::default() };
-            let again = inputs::requests(logs, &format, &interrupt, again)?;
-            let spread = observe(&limits, again).await?;
+            let spread = observe(&limits, read("spread: ", again)?).await?;
             let needs = spread.tally.limits.into_iter().filter_map(|counts| counts.needs);
             for (row, needs) in rows.iter_mut().zip(needs) {
                 let proposed = needs.smallest(args.target.part_of(needs.callers()));
@@ -79,7 +79,7 @@ pub(super) fn run(args: &SuggestArgs) -> Result<u8, Failure> {
             }
         }
         let again = Reading { silent: true, ..Reading::default() };
-        let again = inputs::requests(logs, &format, &interrupt, again)?;
+        let again = read("check: ", again)?;
         let proposed = limiter(proposal(&limits, &rows).map_err(|error| no_proposal(&error))?);
         let second = replay(Judge::new(&proposed, true, false), again).await?;
         for (row, counts) in rows.iter_mut().zip(&second.tally.limits) {
