@@ -170,9 +170,11 @@ impl<A: Algorithm> Record<A> {
         }
     }
 
-    /// Whether it would take away what another one has raised.
+    /// Whether it would take away what another one has raised, or end that earlier.
     pub(crate) fn lowers(&self, other: &Self, limit: &Limit<A>) -> bool {
-        other.raises(limit) && !self.admits_as_much_as(other)
+        let ends_earlier =
+            self.until.is_some_and(|end| other.until.is_none_or(|other| end < other));
+        other.raises(limit) && (ends_earlier || !self.admits_as_much_as(other))
     }
 }
 

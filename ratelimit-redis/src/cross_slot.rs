@@ -183,17 +183,27 @@ impl<A: Algorithm, M: Mode<A>, C: Connection> Across<'_, A, M, C> {
 
     /// [`in_waves`](Self::in_waves), again if a record has changed since the store looked.
     async fn by_records(&self) -> Result<Verdict> {
-        for _ in 0..TRIES {
-            match self.in_waves().await {
-                Err(error) if error.is_stale() => {}
-                decided => return decided,
+        let (mut charged, mut attempts) = (false, 0);
+        loop {
+            attempts += 1;
+            match self.in_waves(&mut charged).await {
+                Err(error) if error.is_stale() => {
+                    // An attempt counts once: if it stays charged, there is no other try.
+                    if attempts == TRIES || (charged && self.counts_attempts()) {
+                        return Err(RedisError::Contended { attempts }.after(charged));
+                    }
+                }
+                decided => return decided.map_err(|error| error.after(charged)),
             }
         }
-        Err(RedisError::Contended { attempts: TRIES })
     }
 
-    /// Asks every slot, and then charges every slot.
-    async fn in_waves(&self) -> Result<Verdict> {
+    fn counts_attempts(&self) -> bool {
+        self.whole.checks().iter().any(|check| check.limit.counts_attempts())
+    }
+
+    /// Asks every slot, and then charges every slot. Notes whether a charge of a round may remain.
+    async fn in_waves(&self, charged: &mut bool) -> Result<Verdict> {
         let Self { store, whole, parts, deadline } = self;
         let is_peek = whole.operation() == Op::Peek;
         let asking = if is_peek { *deadline } else { deadline.to_charge() };
@@ -217,10 +227,7 @@ impl<A: Algorithm, M: Mode<A>, C: Connection> Across<'_, A, M, C> {
         let has_waited = turn.iter().any(|taken| taken.has_waited);
         let rounds = Rounds::new(ROUNDS, asking, &store.inner.peer);
         let mut rounds = rounds.after_others(has_waited);
-        let counts = |check: &Check<'_, A>| check.limit.counts_attempts();
-        let counts_attempts = whole.checks().iter().any(counts);
-        // Whether a charge of an earlier round may remain.
-        let mut charged = false;
+        let counts_attempts = self.counts_attempts();
         // The verdict of the last round, if a slot denied in it.
         let mut denied = None;
         // What the last round decided on, if others changed it meanwhile.
@@ -228,12 +235,11 @@ impl<A: Algorithm, M: Mode<A>, C: Connection> Across<'_, A, M, C> {
         let mut may_charge = rounds.may_charge();
         loop {
             let asked = all_of_lookups(&self.parts, ask()).await;
-            let mut slots = asked.map_err(|error| rounds.explain(error).after(charged))?;
+            let mut slots = asked.map_err(|error| rounds.explain(error))?;
             if !slots.iter().all(|slot| slot.verdict().allowed()) {
                 // Charging the attempts takes the turn itself.
                 drop(turn);
-                let denied = self.charge_attempts(self.joined(&mut slots)?).await;
-                return denied.map_err(|error| error.after(charged));
+                return self.charge_attempts(self.joined(&mut slots)?).await;
             }
             if let Some(before) = before.take() {
                 let mut both = slots.iter().zip(&before);
@@ -244,7 +250,7 @@ impl<A: Algorithm, M: Mode<A>, C: Connection> Across<'_, A, M, C> {
                 };
             }
             if !may_charge {
-                return denied.ok_or_else(|| rounds.contended().after(charged));
+                return denied.ok_or_else(|| rounds.contended());
             }
             let made = all(slots.iter_mut().map(InSlot::charge)).await;
             if made.iter().all(|made| matches!(made, Ok(true))) {
@@ -254,19 +260,19 @@ impl<A: Algorithm, M: Mode<A>, C: Connection> Across<'_, A, M, C> {
             let back = deadline.to_give_back();
             let done = slots.iter_mut().zip(&made).filter(|(_, made)| made.is_ok());
             let undone = all(done.map(|(slot, _)| slot.take_back(back))).await;
-            charged |= undone.iter().flatten().any(|undone| !undone);
-            if let Some(error) = worst(&made) {
-                let error = rounds.explain(error);
-                return Err(error.after(charged || undone.iter().any(Result::is_err)));
-            }
-            if let Some(error) = worst(&undone) {
-                return Err(error.in_part());
+            *charged |= undone.iter().any(|undone| !matches!(undone, Ok(true)));
+            let (error, stale) = match worst(&made) {
+                Some(error) if error.is_stale() => (None, Some(error)),
+                error => (error.map(|error| rounds.explain(error)), None),
+            };
+            if let Some(error) = error.or_else(|| worst(&undone)).or(stale) {
+                return Err(error);
             }
             let is_denied = slots.iter().any(|slot| !slot.verdict().allowed());
             denied = is_denied.then(|| self.joined(&mut slots)).transpose()?;
             // An attempt counts once: if it stays charged, there is no other round.
-            if (charged && counts_attempts) || (is_denied && !rounds.another()) {
-                return denied.ok_or_else(|| rounds.contended().after(charged));
+            if (*charged && counts_attempts) || (is_denied && !rounds.another()) {
+                return denied.ok_or_else(|| rounds.contended());
             }
             may_charge = rounds.is_in_time();
             if !is_denied {

@@ -37,7 +37,8 @@ impl<A: LuaProgram> Mode<A> for Lua {
 
     fn look<C: Connection>(store: &RedisStore<Self, C>, batch: &Batch<'_, A>) -> Result<Looked<A>> {
         let inner = &store.inner;
-        records::look(&inner.keys, batch, |key, field| inner.records.get(key, field))
+        let looked = records::look(&inner.keys, batch, |key, field| inner.records.get(key, field));
+        looked.inspect_err(|_| inner.records.forget(&inner.keys, batch))
     }
 
     // Not `async`, as `Store::apply` is not.

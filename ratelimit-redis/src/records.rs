@@ -21,14 +21,17 @@ use ratelimit_core::{Algorithm, Limit, Record, Timestamp};
 
 use crate::codec::{RecordText, take_sized};
 use crate::connection::Argument;
-use crate::error::{LEFT, RedisError};
+use crate::error::RedisError;
 use crate::key::Keys;
 
+/// Reported for a record that cannot be read, by each request until it is gone.
+const UNREADABLE: &str = "no record that this version can read; remove the field with HDEL, or the \
+                          key with DEL if it is no hash, and set the record anew";
 /// The callers whose records a process knows at most. With more, it forgets them all, and asks once
 /// more for each.
 const MOST_KNOWN: usize = 1 << 16;
-/// How often a request is sent again because a record has changed.
-pub(crate) const TRIES: usize = 16;
+/// How often a request is sent again because a record has changed, if its deadline admits.
+pub(crate) const TRIES: usize = 256;
 
 /// What this process knows of records on the server.
 #[derive(Debug, Default)]
@@ -71,6 +74,15 @@ impl KnownRecords {
         }
         if of_key.is_empty() {
             all.remove(key);
+        }
+    }
+
+    /// Forgets the records of these callers. One that cannot be read may have been mended, so the
+    /// next request asks again.
+    pub(crate) fn forget<A: Algorithm>(&self, keys: &Keys, batch: &Batch<'_, A>) {
+        let mut all = self.lock();
+        for check in batch.checks() {
+            all.remove(&keys.of_records(check.key));
         }
     }
 
@@ -222,7 +234,7 @@ pub(crate) fn decode<A: RecordText>(
             None => record.forever(),
         })
     };
-    read().ok_or_else(|| RedisError::corrupt(limit, key, LEFT))
+    read().ok_or_else(|| RedisError::corrupt(limit, key, UNREADABLE))
 }
 
 /// Whether a record has ended by now.

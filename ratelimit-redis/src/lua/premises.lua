@@ -1,6 +1,7 @@
 -- Compares what the request assumes about the records of its callers with what stands, before
 -- anything is read or written. If one differs, the script charges nothing and answers all of them:
--- the time, a line with `~`, and each record as its length, a colon and its bytes.
+-- the time, a line with `~`, and each record as its length, a colon and its bytes. If it cannot be
+-- read, the server's error stands for it, which is no record.
 --
 --     KEYS: the last ones, one for each record.
 --     ARGV, behind the time: how many, and for each its FIELD, RECORD and END: the record's bytes,
@@ -11,7 +12,7 @@ do
   local next, before, differs = first0 + 1, #KEYS - count, false
   for record = 1, count do
     local ends = args[next + 2]
-    if (call('HGET', KEYS[before + record], args[next]) or '') ~= args[next + 1] then
+    if (pcall0('HGET', KEYS[before + record], args[next]) or '') ~= args[next + 1] then
       differs = true
     elseif ends ~= '' then
       ends = ends + 0
@@ -22,7 +23,8 @@ do
   if differs then
     local answer = time0 .. '~\n'
     for record = 1, count do
-      local stands = call('HGET', KEYS[before + record], args[first0 + 3 * record - 2]) or ''
+      local stands = pcall0('HGET', KEYS[before + record], args[first0 + 3 * record - 2]) or ''
+      if type(stands) == 'table' then stands = stands.err end
       answer = answer .. #stands .. ':' .. stands
     end
     return answer

@@ -228,7 +228,11 @@ impl<C: Connection> Inner<C> {
                 |()| RedisError::STALE,
             );
             for group in call.into_iter().flat_map(|part| part.groups) {
-                group.answer(|_| GroupOutcome::Failed(stale.clone()));
+                // What looks for no record does not wait for those of others.
+                let looks = !group.premises.is_empty();
+                let outcome =
+                    if looks { GroupOutcome::Failed(stale.clone()) } else { GroupOutcome::Apart };
+                group.answer(|_| outcome);
             }
             return;
         }

@@ -2,8 +2,9 @@
 //! happens to a request that fails between two of its commands. The error says whether something
 //! may have been charged, and charges are given back once.
 
+use ratelimit_core::Record;
 use ratelimit_core::algorithm::{AnyState, Write};
-use ratelimit_core::store::Reservation;
+use ratelimit_core::store::{RecordStore as _, Reservation};
 use ratelimit_memory::MemoryStore;
 use ratelimit_redis::{CrossSlot, Tag};
 use ratelimit_testkit::AlgorithmKind;
@@ -336,6 +337,44 @@ async fn what_an_exempt_caller_reserved_is_taken_back() {
         assert_eq!(verdict.denied_by().collect::<Vec<_>>(), [1], "{mode}");
         let verdict = apply(&store, &asks(1), Op::Acquire, ID).await;
         assert!(verdict.unwrap_or_else(|error| panic!("{mode}: {error}")).allowed(), "{mode}");
+    }
+}
+
+/// Bob's record changes between both waves. What alice was charged has refilled by then, so that it
+/// cannot be returned in full.
+#[tokio::test]
+async fn a_batch_whose_record_changes_between_both_waves_is_decided_by_the_new_one() {
+    for (place, alices, is_admitted) in [
+        (0, "gcra 1000000/s", true),
+        (1, "gcra 1000000/s", true),
+        // Her attempt counts once.
+        (0, "fixed-window 9/3650d count attempts", false),
+    ] {
+        let (server, alices) = (server(), limit("alices", alices));
+        let bobs = || limit("bobs", "gcra 3/3650d").overridable();
+        let needed = (plain(&server).await, Arc::new(AtomicBool::new(false)));
+        let connection = meddling_connection(&server).await.clustered();
+        let connection = connection.before_with(needed, move |(aside, seen), words| async move {
+            let charges = words.has(["reserve", "put"][place]) && words.about("bob");
+            if charges && !seen.swap(true, Ordering::SeqCst) {
+                let raised = limit("bobs", "gcra 7/3650d").algorithm().clone();
+                let raised = Record::numbers(raised).forever();
+                let set = aside.exchange_record(&bobs(), "bob", None, Some(&raised)).await;
+                assert!(set.expect("set"));
+            }
+            Fate::Sent
+        });
+        let (mode, store) = in_every_mode(&over(patient(), connection))[place].clone();
+        let bobs = bobs();
+        let both = [(&alices, "alice", 1), (&bobs, "bob", 1)];
+        let decided = apply(&store, &both, Op::Acquire, None).await;
+        if is_admitted {
+            let verdict = decided.unwrap_or_else(|error| panic!("{mode}: {error}"));
+            assert!(verdict.allowed(), "{mode}");
+            assert_eq!(verdict.decisions()[1].remaining, 6, "{mode}");
+        } else {
+            fails(decided, ErrorKind::Indeterminate, "in part");
+        }
     }
 }
 

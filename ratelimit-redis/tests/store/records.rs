@@ -170,8 +170,30 @@ async fn what_a_release_has_stored_is_read_and_written_alike() {
         for refused in refused {
             let refused = refused.expect_err(text);
             assert_eq!(refused.kind(), ErrorKind::Corrupt, "{text}: {refused}");
-            assert!(refused.to_string().contains("api"), "{refused}");
+            assert!(refused.to_string().contains("HDEL"), "{refused}");
         }
+        tell(&server, &["DEL", key]);
+        assert!(allows(&store, &api).await, "{text}: it is mended");
+    }
+    // A key of another type, for its caller alone.
+    tell(&server, &["SET", key, "no hash"]);
+    fails(acquire(&store, &api, ALICE).await, ErrorKind::Corrupt, "DEL");
+    assert!(acquire(&store, &api, "bob").await.expect("decided").allowed());
+}
+
+/// Requests share a call with one whose caller has a record that this process does not know.
+#[tokio::test]
+async fn a_record_that_is_new_to_a_process_fails_no_request_of_a_shared_call() {
+    let server = server();
+    let (store, api) = (connect(&server).await, api());
+    let addresses = limit("addresses", "gcra 9/h");
+    set(&connect(&server).await, &api, Some(Record::exempt().forever())).await;
+    let asks = (0..64).map(async |n: u32| match n {
+        40 => acquire(&store, &api, ALICE).await,
+        n => acquire(&store, &addresses, &n.to_string()).await,
+    });
+    for decided in join_all(asks).await {
+        assert!(decided.expect("decided").allowed());
     }
 }
 

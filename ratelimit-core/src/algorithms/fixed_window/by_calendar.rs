@@ -235,7 +235,7 @@ mod builder {
         /// The algorithm.
         ///
         /// # Errors
-        /// A count of 0 or above 2^52, a zone that is not known, an anchor that the unit does not
+        /// A count above 2^52, a zone that is not known, an anchor that the unit does not
         /// have, or a debt above the count.
         pub fn build(self) -> Result<FixedWindow, ConfigError> {
             let anchor = self.anchor.as_ref().map(|Anchor(words)| &**words);
