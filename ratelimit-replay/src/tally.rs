@@ -1,5 +1,6 @@
 //! [`Tally`]: the counts of a replay.
 
+use std::borrow::Cow;
 use std::cmp::Reverse;
 use std::collections::{BTreeSet, HashMap};
 
@@ -459,7 +460,7 @@ impl Tally {
                 details.lines.push(line_text(line));
             }
             if details.agent.is_none() {
-                details.agent.clone_from(&entry.agent);
+                details.agent = entry.agent_text().map(Cow::into_owned);
             }
             if let Some(path) = entry.caller.identifier("path") {
                 details.paths.count(path, MAX_PATHS);

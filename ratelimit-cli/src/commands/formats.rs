@@ -39,7 +39,7 @@ pub(super) fn run(args: &FormatsArgs) -> Result<u8, Failure> {
     if args.json {
         let requests = shown.iter().map(|entry| {
             json!({
-                "at_us": entry.at.as_us(), "duration_us": entry.duration_us, "agent": entry.agent,
+                "at_us": entry.at.as_us(), "duration_us": entry.duration_us, "agent": entry.agent_text(),
                 "keys": entry.caller.named,
             })
         });

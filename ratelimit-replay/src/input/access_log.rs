@@ -89,7 +89,7 @@ impl AccessLog {
         set(Role::Time, fields.time);
         set(Role::Request, fields.request);
         set(Role::Host, fields.host.unwrap_or_default());
-        if options.keeps_agents {
+        if options.keeps_lines {
             set(Role::Agent, quoted(fields.rest, 2).unwrap_or_default());
         }
         if let Some(number) = last_field(fields.rest).and_then(|last| str::from_utf8(last).ok()) {
@@ -414,14 +414,14 @@ mod tests {
             let named = ["ip", "host"].map(|name| entry.caller.identifier(name));
             assert_eq!(named, [Some(ip), host], "{line}");
         }
-        let agent = AccessLog::new(&LogOptions { keeps_agents: true, ..LogOptions::default() });
+        let agent = AccessLog::new(&LogOptions { keeps_lines: true, ..LogOptions::default() });
         let line = format!("{line} \"-\" \"X (1) \\\" 2\" 0.5");
-        let options = LogOptions { keeps_agents: true, ..LogOptions::default() };
+        let options = LogOptions { keeps_lines: true, ..LogOptions::default() };
         let mut log = agent.expect("no identifier");
-        let found = log.find(line.as_bytes(), &options).expect(&line);
+        let mut found = log.find(line.as_bytes(), &options).expect(&line);
+        assert_eq!(found.agent.take().as_deref(), Some("X (1) \\\" 2"));
         let entry = found.entry(&mut Moments::default(), &options, LineTimeArg::End);
         let entry = entry.expect(&line);
-        assert_eq!(entry.agent.as_deref(), Some("X (1) \\\" 2"));
         assert_eq!(entry.at.as_us(), 1_431_857_102_500_000, "its end is half a second later");
     }
 

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::vec;
 
-use super::entry::{BadLine, InputEntry, TOO_LONG, kept_line};
+use super::entry::{BadLine, InputEntry, TOO_LONG};
 use super::format::{Detector, LINES as DETECTED_LINES};
 use super::guess::guess;
 use super::lines::Lines;
@@ -25,8 +25,6 @@ pub struct Batches {
     /// `None` until a line tells the format.
     pub(crate) parser: Option<Parser>,
     pub(crate) detector: Detector,
-    /// Whether a request keeps the text of its line.
-    pub(crate) keeps_lines: bool,
     /// Whether the lines of an input in no known format are reported one by one.
     pub(crate) names_all: bool,
     pub(crate) is_over: bool,
@@ -139,10 +137,7 @@ impl Batches {
         };
         match line.bytes.ok_or(TOO_LONG.to_owned()).and_then(|bytes| parser.parse(bytes)) {
             Ok(None) => {}
-            Ok(Some(mut entry)) => {
-                entry.line = line.bytes.filter(|_| self.keeps_lines).map(kept_line);
-                read.push(ReadLine::Request(number, Box::new(entry)));
-            }
+            Ok(Some(entry)) => read.push(ReadLine::Request(number, Box::new(entry))),
             Err(bad) => read.push(ReadLine::Bad(number, bad)),
         }
         Ok(())

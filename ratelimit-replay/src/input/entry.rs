@@ -1,5 +1,8 @@
 //! [`InputEntry`]: the request in one line, and what the parsers of all formats need for it.
 
+use std::borrow::Cow;
+
+use bytes::{Bytes, BytesMut};
 use ratelimit_core::store::Op;
 use ratelimit_core::{LimitCosts, Timestamp};
 
@@ -22,9 +25,16 @@ pub struct InputEntry {
     /// How long the request took, if the input tells.
     pub duration_us: Option<u64>,
     /// The user agent, if it is to be shown.
-    pub agent: Option<String>,
+    pub agent: Option<Bytes>,
     /// Its line, if it is to be shown.
-    pub line: Option<Box<[u8]>>,
+    pub line: Option<Bytes>,
+}
+
+impl InputEntry {
+    /// The user agent, if it is kept.
+    pub fn agent_text(&self) -> Option<Cow<'_, str>> {
+        self.agent.as_deref().map(String::from_utf8_lossy)
+    }
 }
 
 /// The most bytes of a line that are kept, and the most characters that are shown.
@@ -32,8 +42,26 @@ const LINE_BYTES: usize = 1_600;
 const LINE_CHARS: usize = 400;
 
 /// What is kept of a line that may be shown.
-pub(crate) fn kept_line(line: &[u8]) -> Box<[u8]> {
-    line[..line.len().min(LINE_BYTES)].into()
+pub(super) fn kept_line(line: &[u8]) -> &[u8] {
+    &line[..line.len().min(LINE_BYTES)]
+}
+
+/// Keeps texts that may be shown: many in one allocation, since most are soon dropped again.
+pub(super) struct KeptTexts(BytesMut);
+
+impl KeptTexts {
+    const BYTES: usize = 64 * 1024;
+
+    pub(super) fn keep(&mut self, text: &[u8]) -> Bytes {
+        self.0.extend_from_slice(text);
+        self.0.split().freeze()
+    }
+}
+
+impl Default for KeptTexts {
+    fn default() -> Self {
+        Self(BytesMut::with_capacity(Self::BYTES))
+    }
 }
 
 /// The line as it is shown.

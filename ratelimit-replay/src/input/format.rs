@@ -86,7 +86,7 @@ impl Detector {
             } else if is_auto && bytes.windows(5).any(|five| five == b"at_us") {
                 self.likely = FormatArg::Csv;
             }
-            self.first.get_or_insert_with(|| kept_line(bytes));
+            self.first.get_or_insert_with(|| kept_line(bytes).into());
             let kept = line.bytes.filter(|_| (self.bad.len() as u64) < NAMED_BAD_LINES);
             self.bad.push((line.number, kept.map(<[u8]>::to_vec), self.likely));
             return Ok(None);

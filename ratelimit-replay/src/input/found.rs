@@ -48,14 +48,14 @@ pub struct LogOptions {
     pub ipv6_prefix: u8,
     /// More identifiers, each with where it stands.
     pub identifiers: Vec<(String, Source)>,
-    /// Whether a request keeps its user agent.
-    pub keeps_agents: bool,
+    /// Whether a request keeps its line and its user agent.
+    pub keeps_lines: bool,
 }
 
 impl Default for LogOptions {
     fn default() -> Self {
         let identifiers = Vec::new();
-        Self { unit: None, line_time: None, ipv6_prefix: 64, identifiers, keeps_agents: false }
+        Self { unit: None, line_time: None, ipv6_prefix: 64, identifiers, keeps_lines: false }
     }
 }
 
@@ -109,7 +109,7 @@ pub(super) struct Found<'l> {
     method: Option<Cow<'l, str>>,
     target: Option<Cow<'l, str>>,
     host: Option<Cow<'l, str>>,
-    agent: Option<Cow<'l, str>>,
+    pub(super) agent: Option<Cow<'l, str>>,
     pub(super) duration_us: Option<u64>,
     /// Whether the duration is a number of seconds with decimals.
     pub(super) has_decimals: bool,
@@ -262,10 +262,9 @@ impl<'l> Found<'l> {
         if named.list.iter().all(|(name, _)| ["path", "method", "host"].contains(&&**name)) {
             return Err("names no client".to_owned());
         }
-        let agent = self.agent.filter(|_| options.keeps_agents).map(Cow::into_owned);
         let caller = Caller { bare, named };
         let (costs, op, duration_us) = (1.into(), Op::Acquire, self.duration_us);
-        Ok(InputEntry { at, caller, costs, op, duration_us, agent, ..InputEntry::default() })
+        Ok(InputEntry { at, caller, costs, op, duration_us, ..InputEntry::default() })
     }
 }
 

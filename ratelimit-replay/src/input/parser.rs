@@ -9,7 +9,7 @@ use regex::bytes::Regex;
 
 use super::access_log::AccessLog;
 use super::csv::{self, Csv};
-use super::entry::{BadLine, InputEntry};
+use super::entry::{BadLine, InputEntry, KeptTexts, kept_line};
 use super::envelope::Envelope;
 use super::found::{LineTimeArg, LogOptions};
 use super::json_log::{JsonFields, JsonLog};
@@ -253,6 +253,7 @@ pub(crate) struct Parser {
     envelope: Option<Envelope>,
     format: FormatArg,
     moments: Moments,
+    texts: KeptTexts,
     options: Arc<LogOptions>,
 }
 
@@ -291,7 +292,8 @@ impl Parser {
         options: &Arc<LogOptions>,
     ) -> Self {
         let options = Arc::clone(options);
-        Self { reader, envelope, format, moments: Moments::default(), options }
+        let (moments, texts) = (Moments::default(), KeptTexts::default());
+        Self { reader, envelope, format, moments, texts, options }
     }
 
     /// The parser of a format that the user describes, whose lines are shipped like this one.
@@ -379,9 +381,17 @@ impl Parser {
 
     /// Parses a line. `None` if it is a directive, and no request.
     pub(crate) fn parse(&mut self, line: &[u8]) -> Result<Option<InputEntry>, BadLine> {
+        let mut entry = self.entry(line)?;
+        if let Some(entry) = entry.as_mut().filter(|_| self.options.keeps_lines) {
+            entry.line = Some(self.texts.keep(kept_line(line)));
+        }
+        Ok(entry)
+    }
+
+    fn entry(&mut self, line: &[u8]) -> Result<Option<InputEntry>, BadLine> {
         let opened = self.envelope.and_then(|envelope| envelope.open(line));
         let inner = opened.as_deref().unwrap_or(line);
-        let (found, line_time) = match &mut self.reader {
+        let (mut found, line_time) = match &mut self.reader {
             Reader::Jsonl => return jsonl::parse(inner).map(Some),
             Reader::Csv(csv) => return csv.parse(inner).map(Some),
             Reader::W3c(log) if w3c::is_directive(inner) => {
@@ -410,7 +420,10 @@ impl Parser {
                 (found, if is_nginx { LineTimeArg::End } else { LineTimeArg::Arrival })
             }
         };
-        found.entry(&mut self.moments, &self.options, line_time).map(Some)
+        let agent = found.agent.take().filter(|_| self.options.keeps_lines);
+        let mut entry = found.entry(&mut self.moments, &self.options, line_time)?;
+        entry.agent = agent.map(|agent| self.texts.keep(agent.as_bytes()));
+        Ok(Some(entry))
     }
 
     /// Heeds a directive that stands above its lines.

@@ -149,7 +149,7 @@ impl ReplayedRequests {
         watcher: Box<dyn Watcher>,
         how: Reading,
     ) -> Self {
-        let options = LogOptions { keeps_agents: how.keeps_lines, ..format.options.clone() };
+        let options = LogOptions { keeps_lines: how.keeps_lines, ..format.options.clone() };
         let (options, own) = (Arc::new(options), &format.own);
         let paths: Vec<_> = inputs.iter().map(|input| input.name.clone()).collect();
         let (several, mut failed) = (inputs.len() > 1, None);
@@ -161,7 +161,6 @@ impl ReplayedRequests {
                 lines: Lines::new(Box::new(Text::new(bytes, Arc::clone(&has_rest)))),
                 parser: None,
                 detector: Detector::new(format.named, own.clone(), Arc::clone(&options)),
-                keeps_lines: how.keeps_lines,
                 // Nothing else may name an input.
                 names_all: how.strict || several,
                 is_over: false,
