@@ -4,6 +4,7 @@ use std::cmp::Reverse;
 
 use ratelimit_core::{AnyAlgorithm, Decision, Limit};
 use serde::Serialize;
+use smallvec::SmallVec;
 
 use crate::by_hash::{ByHash, hash_of};
 use crate::caller::Caller;
@@ -97,7 +98,11 @@ impl Nearness {
     }
 }
 
-/// The hash of a caller's key under a limit; `None` if the limit does not apply to the caller.
+/// The hashes of a caller's keys by the places of the limits: `None` under a limit that does not
+/// apply to the caller.
+pub(crate) type KeyHashes = SmallVec<[Option<u64>; 4]>;
+
+/// The hash of a caller's key under a limit.
 pub(crate) fn key_hash(limit: &Limit<AnyAlgorithm>, caller: &Caller) -> Option<u64> {
     limit.key_for(caller).map(|key| hash_of(&*key))
 }

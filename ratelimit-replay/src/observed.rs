@@ -12,7 +12,7 @@ use ratelimit_core::{
 use crate::by_hash::{ByHash, hash_of};
 use crate::input::InputEntry;
 use crate::leases::{LeaseChange, Leases};
-use crate::nearness::key_hash;
+use crate::nearness::KeyHashes;
 use crate::suggest::{unbounded, windows};
 use crate::tally::Tally;
 
@@ -82,13 +82,13 @@ impl Observed {
         })
     }
 
-    /// Observes a request.
-    pub(crate) fn count(&mut self, entry: &InputEntry, tally: &mut Tally) {
+    /// Observes a request of a caller with these keys.
+    pub(crate) fn count(&mut self, entry: &InputEntry, keys: &KeyHashes, tally: &mut Tally) {
         self.latest = entry.at.max(self.latest);
         self.end_leases(entry.at);
         let mut applied = None;
         for (nth, window) in self.windows.iter_mut().enumerate() {
-            let Some(hash) = key_hash(&window.limit, &entry.caller) else { continue };
+            let Some(Some(hash)) = keys.get(window.place).copied() else { continue };
             let counts = &mut tally.limits[window.place];
             let cost = entry.costs.get(counts.limit.name());
             let mut most = None;

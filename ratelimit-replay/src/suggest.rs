@@ -307,7 +307,7 @@ mod tests {
                 let caller = Caller { bare: Some(key.as_str().into()), ..Caller::default() };
                 let costs = cost.into();
                 let entry = InputEntry { at, caller, costs, op, ..InputEntry::default() };
-                observed.count(&entry, &mut tally);
+                observed.count(&entry, &tally.key_hashes(&entry.caller), &mut tally);
                 log.push((key, at, cost, op));
             }
             let nearness = tally.limits[0].nearness.as_ref().expect("counted");

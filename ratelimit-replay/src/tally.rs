@@ -14,7 +14,7 @@ use crate::by_hash::{ByHash, MAX_CALLERS, hash_of};
 use crate::caller::{BARE_NAME, Caller, check_names, names};
 use crate::frequent::Frequent;
 use crate::input::{InputEntry, line_text};
-use crate::nearness::{Nearness, key_hash};
+use crate::nearness::{KeyHashes, Nearness, key_hash};
 use crate::records::{self, GivenRecord};
 use crate::suggest::Needs;
 use crate::text::{count, plural};
@@ -336,8 +336,14 @@ impl Tally {
         })
     }
 
-    /// Counts one decision.
-    pub(crate) fn count(&mut self, decided: &Decided<'_>) {
+    /// The hashes of a caller's keys, which counting how near it came takes.
+    pub(crate) fn key_hashes(&self, caller: &Caller) -> KeyHashes {
+        let counted = self.limits.iter().filter(|counts| counts.nearness.is_some());
+        counted.map(|counts| key_hash(&counts.limit, caller)).collect()
+    }
+
+    /// Counts one decision about a caller with these keys.
+    pub(crate) fn count(&mut self, decided: &Decided<'_>, keys: &KeyHashes) {
         let (entry, allowed) = (decided.entry, decided.verdict.allowed());
         let (first, last) = self.span.unwrap_or((entry.at, entry.at));
         self.span = Some((first.min(entry.at), last.max(entry.at)));
@@ -358,9 +364,9 @@ impl Tally {
             tally.applied += 1;
             tally.denied += u64::from(!one.allowed);
             if let Some(nearness) = &mut tally.nearness
-                && let Some(hash) = key_hash(&tally.limit, &entry.caller)
+                && let Some(Some(hash)) = keys.get(place)
             {
-                nearness.decided(hash, &one);
+                nearness.decided(*hash, &one);
             }
             if !tally.records.is_empty()
                 && let Some(key) = tally.limit.key_for(&entry.caller)

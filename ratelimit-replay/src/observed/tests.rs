@@ -23,8 +23,9 @@ fn tally_of(most: usize, detailed: usize, callers: &[&str]) -> Tally {
         let entry = InputEntry { at, caller, costs: 1.into(), line, ..InputEntry::default() };
         let request = limiter.request(&entry.caller).at(at);
         let verdict = pollster::block_on(request.apply(Op::Acquire)).expect("it decides");
-        tally.count(&Decided::new((&limiter, None), &entry, &verdict));
-        observed.count(&entry, &mut tally);
+        let keys = tally.key_hashes(&entry.caller);
+        tally.count(&Decided::new((&limiter, None), &entry, &verdict), &keys);
+        observed.count(&entry, &keys, &mut tally);
     }
     tally.sum_up_needs();
     tally

@@ -10,6 +10,7 @@ use ratelimit_core::{
 
 use crate::input::{BadLine, InputEntry};
 use crate::leases::Leases;
+use crate::nearness::KeyHashes;
 use crate::observed::Observed;
 use crate::records::GivenRecord;
 use crate::tally::{Decided, Tally};
@@ -108,9 +109,10 @@ impl<'r, S: Store<AnyAlgorithm>> Judge<'r, S> {
                 let _ = self.limiter.store().apply(&batch).await?;
             }
         }
+        let keys = self.tally.key_hashes(&entry.caller);
         if !self.decides {
             self.tally.count_undecided(entry);
-            self.observe(entry);
+            self.observe(entry, &keys);
             return Ok(Ok(Verdict::several(Vec::new())));
         }
         let request = self.limiter.request(&entry.caller).costs(&entry.costs).at(entry.at);
@@ -139,15 +141,15 @@ impl<'r, S: Store<AnyAlgorithm>> Judge<'r, S> {
                 leases.count(limit, one.decision(), entry, verdict.allowed());
             });
         }
-        self.tally.count(&decided);
-        self.observe(entry);
+        self.tally.count(&decided, &keys);
+        self.observe(entry, &keys);
         Ok(Ok(verdict))
     }
 
     /// Counts what the caller of a request needs.
-    fn observe(&mut self, entry: &InputEntry) {
+    fn observe(&mut self, entry: &InputEntry, keys: &KeyHashes) {
         if let Some(observed) = &mut self.observed {
-            observed.count(entry, &mut self.tally);
+            observed.count(entry, keys, &mut self.tally);
         }
     }
 
