@@ -45,11 +45,8 @@ pub(crate) fn run(effort: &Effort) -> Fallible {
         return Err("the tool cannot be built".into());
     }
     let tool = std::env::current_exe()?.with_file_name("ratelimit");
-    let folder = std::env::temp_dir().join(format!("ratelimit-benches-{}", std::process::id()));
-    fs::create_dir_all(&folder)?;
-    let done = measure(&mut report, (&tool, &folder), (lines, addresses));
-    fs::remove_dir_all(&folder)?;
-    done
+    let folder = tempfile::tempdir()?;
+    measure(&mut report, (&tool, folder.path()), (lines, addresses))
 }
 
 fn measure(
