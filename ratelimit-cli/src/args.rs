@@ -3,17 +3,12 @@
 use std::path::PathBuf;
 use std::time::{Duration, SystemTime};
 
-use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use clap::{Args, Parser, Subcommand};
 use clap_complete::Shell;
 use ratelimit_core::{AnyAlgorithm, Limits};
+use ratelimit_replay::arguments::FormatArgs;
 use ratelimit_replay::caller::Caller;
 use ratelimit_replay::failure::Failure;
-use ratelimit_replay::input::{
-    FormatArg, JsonFields, LineTimeArg, LogFormat, LogOptions, OwnFormat, Source, UnitArg,
-};
-use ratelimit_replay::named::Named;
-use ratelimit_replay::replay::Format;
 use ratelimit_replay::suggest::DeniedShare;
 
 /// Try rate limits on yesterday's traffic, and look into the ones in use.
@@ -82,64 +77,6 @@ pub(crate) enum Command {
     },
 }
 
-/// How an input is read.
-#[derive(Debug, Args)]
-pub(crate) struct FormatArgs {
-    /// The format of the input.
-    #[arg(long, value_parser = named::<FormatArg>(), default_value = "auto")]
-    pub(crate) format: FormatArg,
-
-    /// The format of a log's lines, as the configuration of its server has it.
-    ///
-    /// As nginx writes it (`$remote_addr - $remote_user [$time_local] "$request" $status`), Apache
-    /// (`%h %l %u %t "%r" %>s`) or goaccess (`%h %^[%d:%t %^] "%r" %s`). At its beginning,
-    /// `combined` stands for the format of that name: `combined $request_time`.
-    #[arg(long, value_name = "STRING", conflicts_with = "format", value_parser = LogFormat::parse)]
-    pub(crate) log_format: Option<LogFormat>,
-
-    /// Where the fields of a log are whose lines are JSON objects, such as
-    /// `ip=request.client_ip,time=ts,duration=took:ms`.
-    ///
-    /// The fields are ip, forwarded (a list of addresses), user, time, request, method, path, host,
-    /// agent and duration (`:s`, `:ms`, `:us` or `:ns`). `a|b` is the first of two that is there.
-    #[arg(long, value_name = "LIST", conflicts_with_all = ["format", "log_format"], value_parser = JsonFields::parse)]
-    pub(crate) fields: Option<JsonFields>,
-
-    /// A further identifier of a log's requests, and where it stands: `tenant=$http_x_tenant`. May
-    /// be repeated.
-    ///
-    /// A field by its name in the format (`$http_x_tenant`, `%{X-Tenant}i`, a path in JSON, a
-    /// column of W3C; of an access log ip, user, time, request, status, size, referrer, agent,
-    /// host, or forwarded, the addresses in quotes behind the agent), or `path~EXPRESSION`, whose
-    /// first group is the identifier: `tenant=path~^/t/([^/]+)`. Of a list of addresses, the first
-    /// is the client.
-    #[arg(long = "identifier", value_name = "NAME=FIELD", value_parser = identifier)]
-    pub(crate) identifiers: Vec<(String, Source)>,
-
-    /// The length of the network that an IPv6 address is counted by, as in the HTTP layer.
-    #[arg(long, value_name = "BITS", default_value_t = 64, value_parser = clap::value_parser!(u8).range(1..=128))]
-    pub(crate) ipv6_prefix: u8,
-
-    /// What the time of a log's line is.
-    ///
-    /// Without, it is what the server of a named format writes; of an access log the end if its
-    /// durations have decimals, as nginx writes them, and otherwise the arrival.
-    #[arg(long, value_parser = named::<LineTimeArg>(), value_name = "TIME")]
-    pub(crate) line_time: Option<LineTimeArg>,
-
-    /// Decide a log whose lines are in no order of time, in the order of its lines.
-    #[arg(long)]
-    pub(crate) unsorted: bool,
-
-    /// The unit of the number at the end of an access log's lines, which is the duration of the
-    /// request.
-    ///
-    /// Seconds with decimals, as `$request_time` of nginx writes them, need no unit. Concurrency
-    /// limits are left out where the input has no durations.
-    #[arg(long, value_parser = named::<UnitArg>(), value_name = "UNIT")]
-    pub(crate) duration_unit: Option<UnitArg>,
-}
-
 /// A policy, and what to replay against it.
 #[derive(Debug, Args)]
 pub(crate) struct LogArgs {
@@ -157,25 +94,6 @@ pub(crate) struct LogArgs {
     /// their order.
     #[arg(value_name = "INPUT", required = true)]
     pub(crate) inputs: Vec<PathBuf>,
-}
-
-impl FormatArgs {
-    /// How the lines of the inputs are read.
-    pub(crate) fn read(&self) -> Format {
-        let text = self.log_format.clone().map(OwnFormat::Text);
-        Format {
-            named: self.format,
-            own: text.or_else(|| self.fields.clone().map(OwnFormat::Json)),
-            options: LogOptions {
-                unit: self.duration_unit,
-                line_time: self.line_time,
-                ipv6_prefix: self.ipv6_prefix,
-                identifiers: self.identifiers.clone(),
-                ..LogOptions::default()
-            },
-            unsorted: self.unsorted,
-        }
-    }
 }
 
 #[derive(Debug, Args)]
@@ -516,34 +434,6 @@ pub(crate) struct HealArgs {
     /// List the states, and change nothing.
     #[arg(long)]
     pub(crate) dry_run: bool,
-}
-
-/// One of the values that have names.
-fn named<T: Named + Send + Sync>() -> impl TypedValueParser<Value = T> {
-    let known = |value: &T| PossibleValue::new(value.name()).help(value.about());
-    let names = PossibleValuesParser::new(T::ALL.iter().map(known));
-    names.try_map(|name| T::ALL.iter().copied().find(|value| value.name() == name).ok_or("unknown"))
-}
-
-/// The name of an identifier, and where it stands.
-fn identifier(text: &str) -> Result<(String, Source), String> {
-    let (name, source) = text
-        .split_once('=')
-        .filter(|(name, source)| !name.is_empty() && !source.is_empty())
-        .ok_or("it is no NAME=FIELD, such as tenant=$http_x_tenant")?;
-    let source = match source.strip_prefix("path~") {
-        Some(expression) => {
-            let expression = regex::Regex::new(expression).map_err(|error| error.to_string())?;
-            if expression.captures_len() < 2 {
-                return Err(
-                    "its expression has no group (…), which would be the identifier".to_owned()
-                );
-            }
-            Source::InPath(expression)
-        }
-        None => Source::Field(source.to_owned()),
-    };
-    Ok((name.to_owned(), source))
 }
 
 /// The pause between two scans, which leaves the server to its other clients.

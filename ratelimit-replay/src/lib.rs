@@ -6,6 +6,7 @@
 //! | module | for |
 //! |---|---|
 //! | [`input`] | turning bytes into requests |
+//! | [`arguments`] | the options that say how an input is read |
 //! | [`policy`], [`lint`], [`records`] | reading documents, and what is wrong with them |
 //! | [`replay`] | deciding the requests, one after another |
 //! | [`watcher`] | looking on, and ending it |
@@ -19,6 +20,7 @@
 #![allow(clippy::missing_errors_doc, clippy::must_use_candidate)]
 
 mod address;
+pub mod arguments;
 mod by_hash;
 pub mod caller;
 pub mod compare;
