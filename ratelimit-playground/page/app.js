@@ -1,7 +1,7 @@
 // The page: what it shows, and what it asks of the library. No request leaves it once it is loaded.
 
 const $ = (id) => document.getElementById(id);
-const { draw, time_ms, lint, formats, initSync } = wasm_bindgen;
+const { draw, time_ms, lint, options_help, options_problem, initSync } = wasm_bindgen;
 
 const load = async (name) => {
   const answer = await fetch(name);
@@ -14,7 +14,10 @@ const [module, glue, work, exampleLog, examplePolicy] = await Promise.all([
   load("worker.js").then((answer) => answer.text()),
   load("access.log").then((answer) => answer.blob()),
   load("policy.toml").then((answer) => answer.text()),
-]);
+]).catch((error) => {
+  $("scene-error").textContent = `The playground cannot be loaded: ${error.message}`;
+  throw error;
+});
 initSync({ module });
 const workerUrl = URL.createObjectURL(new Blob([glue, work], { type: "text/javascript" }));
 
@@ -72,6 +75,9 @@ $("drawing").onclick = ({ clientX }) => {
 
 // --- policies ------------------------------------------------------------------------------------
 
+// What stands in a line before a column, which counts characters.
+const before_column = (line, column) => [...line].slice(0, column - 1).join("");
+
 // Marks the mistakes in an editor, and lists them. Returns whether there are none.
 function check(editor) {
   const text = editor.value;
@@ -82,7 +88,7 @@ function check(editor) {
     const problem = marks.get(place + 1);
     if (!problem) return [line, "\n"];
     const mark = document.createElement("mark");
-    const before = [...line].slice(0, problem.column - 1).join("");
+    const before = before_column(line, problem.column);
     mark.textContent = line.slice(before.length) || " ";
     mark.className = problem.note ? "note" : "";
     return [before, mark, "\n"];
@@ -93,8 +99,9 @@ function check(editor) {
     button.type = "button";
     button.textContent = `${line ? `line ${line}, column ${column}: ` : ""}${note ? "note: " : ""}${message}`;
     button.onclick = () => {
-      const before = text.split("\n").slice(0, (line ?? 1) - 1).join("\n");
-      const place = before.length + (line > 1 ? 1 : 0) + (column ?? 1) - 1;
+      const lines = text.split("\n").slice(0, line ?? 1);
+      lines.push(before_column(lines.pop(), column ?? 1));
+      const place = lines.join("\n").length;
       editor.focus();
       editor.setSelectionRange(place, place);
     };
@@ -107,9 +114,18 @@ function check(editor) {
   return isRight;
 }
 
-const policy = $("policy"), other = $("other"), comparison = $("comparison");
+const policy = $("policy"), other = $("other"), comparison = $("comparison"), options = $("options");
 const compares = () => comparison.open && other.value.trim() !== "";
-const areRight = () => [policy, ...(compares() ? [other] : [])].map(check).every(Boolean);
+
+function check_options() {
+  const problem = options_problem(options.value);
+  $("options-problem").textContent = problem ?? "";
+  options.setAttribute("aria-invalid", String(problem !== undefined));
+  return problem === undefined;
+}
+
+// Marks all mistakes. Returns whether there are none.
+const areRight = () => [check_options(), ...[policy, ...(compares() ? [other] : [])].map(check)].every(Boolean);
 
 for (const editor of [policy, other]) {
   editor.addEventListener("scroll", () => {
@@ -117,6 +133,7 @@ for (const editor of [policy, other]) {
   });
   editor.addEventListener("input", () => { check(editor); later(); });
 }
+options.addEventListener("input", () => { check_options(); later(); });
 comparison.addEventListener("toggle", () => {
   if (comparison.open && other.value === "") other.value = policy.value;
   check(other);
@@ -131,12 +148,13 @@ const packed = (text) => {
 };
 const unpacked = (text) => {
   const bytes = atob(text.replaceAll("-", "+").replaceAll("_", "/"));
-  return new TextDecoder().decode(Uint8Array.from(bytes, (byte) => byte.charCodeAt(0)));
+  return new TextDecoder("utf-8", { fatal: true }).decode(Uint8Array.from(bytes, (byte) => byte.charCodeAt(0)));
 };
 
 $("share").onclick = () => {
   const parts = new URLSearchParams({ policy: packed(policy.value) });
   if (compares()) parts.set("other", packed(other.value));
+  if (options.value.trim()) parts.set("options", options.value.trim());
   history.replaceState(null, "", `#${parts}`);
   $("shared").hidden = false;
   $("link").value = location.href;
@@ -144,20 +162,20 @@ $("share").onclick = () => {
   navigator.clipboard?.writeText(location.href).catch(() => {}); // the link is selected, too
 };
 
-// Takes the policies of the address, if it has some.
+// Takes the policies and the options of the address, if it has some.
 function open_link() {
   const parts = new URLSearchParams(location.hash.slice(1));
+  if (!parts.has("policy")) return false;
+  let policies;
   try {
-    if (!parts.has("policy")) return false;
-    policy.value = unpacked(parts.get("policy"));
-    if (parts.has("other")) {
-      other.value = unpacked(parts.get("other"));
-      comparison.open = true;
-    }
+    policies = ["policy", "other"].filter((name) => parts.has(name)).map((name) => unpacked(parts.get(name)));
   } catch {
     tell("The link is damaged: it holds no policy.", true);
     return false;
   }
+  [policy.value, other.value = ""] = policies;
+  comparison.open = parts.has("other");
+  options.value = parts.get("options") ?? "";
   $("log").scrollIntoView();
   areRight();
   later();
@@ -168,6 +186,8 @@ addEventListener("hashchange", open_link);
 // --- the replay ----------------------------------------------------------------------------------
 
 let files = [], worker = null, timer = 0;
+
+const report = $("report");
 
 function tell(text, isWrong = false) {
   $("status").textContent = text;
@@ -181,19 +201,27 @@ function stop() {
   $("running").hidden = true;
 }
 
-// Begins anew when the user has paused.
+// Tells what came of it in the place of a report.
+function fail(text, isWrong = true) {
+  tell(text, isWrong);
+  for (const id of ["report", "save", "said"]) $(id).hidden = true;
+}
+
+// Begins anew when the user has paused. The report is of what was there before.
 function later() {
   stop();
+  $("shared").hidden = true;
+  report.classList.add("old");
   timer = setTimeout(run, 400);
 }
 
 function run() {
   stop();
   if (files.length === 0) return;
-  if (!areRight()) return tell("Mend the policy to see what it would have done.", true);
+  if (!areRight()) return tell("Mend what is marked to see what the policy would have done.", true);
   const request = {
     policy: policy.value, other: compares() ? other.value : null,
-    files: files.map(({ name }) => name), format: $("format").value, log_format: $("log-format").value.trim(),
+    files: files.map(({ name }) => name), options: options.value,
   };
   $("progress").value = 0;
   $("running").hidden = false;
@@ -206,60 +234,73 @@ function run() {
       return;
     }
     stop();
-    if (data.failed) tell(data.failed, true); else show(data.told);
+    if (data.failed) fail(data.failed); else show(data.told);
   };
   worker.onerror = ({ message }) => {
     stop();
-    tell(`The replay has stopped: ${message}. The log may be too large for this browser.`, true);
+    fail(`The replay has stopped: ${message}. The log may be too large for this browser.`);
   };
 }
 
-const report = $("report");
 const fit = () => { report.style.height = `${report.contentDocument.documentElement.scrollHeight}px`; };
 addEventListener("resize", fit);
 report.onload = () => {
   fit();
   report.contentDocument.addEventListener("toggle", fit, true); // lines that fold out
+  takes_drops(report.contentWindow);
 };
 
-function show({ page, said }) {
-  tell("Done.");
-  report.hidden = false;
-  report.srcdoc = page;
+function show({ page, said, error }) {
+  if (error === null) tell("Done."); else fail(error);
+  if (page !== null) present(page);
   $("said").hidden = said.length === 0;
   $("said").lastElementChild.replaceChildren(...said.map((line) => {
     const item = document.createElement("li");
     item.textContent = line;
     return item;
   }));
+}
+
+function present(page) {
+  report.hidden = false;
+  report.classList.remove("old");
+  report.srcdoc = page;
   URL.revokeObjectURL($("save").href);
   $("save").href = URL.createObjectURL(new Blob([page], { type: "text/html" }));
   $("save").hidden = false;
 }
 
 function take(list) {
-  files = Array.from(list, (file) => ({ name: file.name, blob: file }));
+  if (list.length === 0) return;
+  files = list;
+  fail("", false);
   run();
+}
+const take_files = (list) => take(Array.from(list, (file) => ({ name: file.name, blob: file })));
+
+$("files").onclick = () => { $("files").value = ""; }; // the same file may be chosen again, when it has changed
+$("files").onchange = () => take_files($("files").files);
+$("example").onclick = () => take([{ name: "access.log", blob: exampleLog }]);
+$("cancel").onclick = () => {
+  stop();
+  fail("Cancelled.", false);
+  $("files").focus();
+};
+
+// Anywhere: a browser leaves the page for a file that misses its place.
+function takes_drops(target) {
+  for (const name of ["dragover", "dragleave", "drop"]) {
+    target.addEventListener(name, (event) => {
+      if (!event.dataTransfer?.types.includes("Files")) return;
+      event.preventDefault();
+      $("drop").classList.toggle("over", name === "dragover");
+      if (name === "drop") take_files(event.dataTransfer.files);
+    });
+  }
 }
 
-$("files").onchange = () => take($("files").files);
-$("example").onclick = () => {
-  files = [{ name: "access.log", blob: exampleLog }];
-  run();
-};
-$("cancel").onclick = () => { stop(); tell("Cancelled."); };
-$("format").onchange = later;
-$("log-format").oninput = later;
-for (const name of ["dragover", "dragleave", "drop"]) {
-  $("drop").addEventListener(name, (event) => {
-    event.preventDefault();
-    $("drop").classList.toggle("over", name === "dragover");
-    if (name === "drop") take(event.dataTransfer.files);
-  });
-}
-for (const { name, about } of JSON.parse(formats())) {
-  $("format").add(new Option(name === "auto" ? name : `${name}: ${about}`, name));
-}
+takes_drops(window);
+$("options-help").textContent = options_help();
 redraw();
 if (!open_link()) policy.value = examplePolicy;
 areRight();

@@ -41,15 +41,22 @@ pub fn lint(policy: &str) -> String {
     lint::lines(&lint::lint(policy, &lint::Demands::default()))
 }
 
-/// The formats of logs: a list of names, each with a line of help, as JSON.
+/// The mistake in options that say how a log is read, as the tool tells it.
 #[must_use]
 #[wasm_bindgen]
-pub fn formats() -> String {
-    log::formats().to_string()
+pub fn options_problem(options: &str) -> Option<String> {
+    ratelimit_replay::arguments::parse(options).err()
 }
 
-/// Replays logs. Takes the request as JSON, and returns the page of the report with the lines that
-/// were skipped, as JSON.
+/// What these options are for.
+#[must_use]
+#[wasm_bindgen]
+pub fn options_help() -> String {
+    ratelimit_replay::arguments::help()
+}
+
+/// Replays logs. Takes the request as JSON. Returns the page of the report, the lines that were
+/// skipped, and the error that ended the replay, as JSON.
 ///
 /// # Errors
 ///

@@ -8,12 +8,11 @@ use std::rc::Rc;
 use ratelimit_core::{AnyAlgorithm, Limits, ManualClock, RateLimiter};
 use ratelimit_memory::MemoryStore;
 use ratelimit_replay::failure::Failure;
-use ratelimit_replay::input::{FormatArg, LogFormat, NamedInput, OwnFormat};
-use ratelimit_replay::named::Named as _;
-use ratelimit_replay::replay::{Format, Judge, Reading, Replay, ReplayedRequests};
+use ratelimit_replay::input::NamedInput;
+use ratelimit_replay::replay::{Judge, Reading, Replay, ReplayedRequests};
 use ratelimit_replay::summary::Report;
 use ratelimit_replay::watcher::Watcher;
-use ratelimit_replay::{policy, report, text};
+use ratelimit_replay::{arguments, policy, report, text};
 use serde::Deserialize;
 use serde_json::{Value, json};
 use wasm_bindgen::JsValue;
@@ -58,7 +57,7 @@ impl Read for Bytes {
         let chunk = self.files.read(self.file, self.offset);
         let chunk = chunk.map_err(|_| {
             let kind = io::ErrorKind::PermissionDenied;
-            io::Error::new(kind, "the browser cannot read the file")
+            io::Error::new(kind, "the browser refuses; if it has changed, choose it again")
         })?;
         self.offset += f64::from(u32::try_from(chunk.len()).unwrap_or(u32::MAX));
         self.chunk = io::Cursor::new(chunk);
@@ -83,21 +82,11 @@ pub(crate) struct Request {
     other: Option<String>,
     /// The names of the files.
     files: Vec<String>,
-    /// The name of a format.
-    format: String,
-    /// The format of the lines as the configuration of their server has it, or nothing.
-    log_format: String,
+    /// How they are read, as the tool's options say it.
+    options: String,
 }
 
 impl Request {
-    fn format(&self) -> Result<Format, Failure> {
-        let named = FormatArg::ALL.iter().copied().find(|format| format.name() == self.format);
-        let own = (!self.log_format.is_empty()).then(|| LogFormat::parse(&self.log_format));
-        let own = own.transpose().map_err(|error| Failure::input(format!("format: {error}")))?;
-        let named = named.unwrap_or(FormatArg::Auto);
-        Ok(Format { named, own: own.map(OwnFormat::Text), ..Format::default() })
-    }
-
     fn inputs(&self, files: &Files) -> Vec<NamedInput> {
         let input = |(file, name): (u32, &String)| {
             let chunk = io::Cursor::default();
@@ -107,7 +96,8 @@ impl Request {
         (0..).zip(&self.files).map(input).collect()
     }
 
-    /// The page of the report, and what was said of lines.
+    /// The page of the report, if something was decided; what was said of lines; and the error that
+    /// ended the replay, if one did.
     pub(crate) fn replay(&self, files: &Files) -> Result<Value, Failure> {
         let begun_ms = now_ms();
         let said = Rc::new(RefCell::new(Vec::new()));
@@ -116,7 +106,8 @@ impl Request {
         let how = Reading { keeps_lines: true, ..Reading::default() };
         let watcher = Box::new(Said(Rc::clone(&said)));
         let inputs = self.inputs(files);
-        let mut requests = ReplayedRequests::new(inputs, &self.format()?, watcher, how);
+        let format = arguments::parse(&self.options).map_err(Failure::input)?;
+        let mut requests = ReplayedRequests::new(inputs, &format, watcher, how);
         let (limits, note) = requests.applicable(limits)?;
         let other = other.map(|other| requests.applicable(other)).transpose()?;
         let this = limiter(&limits);
@@ -139,7 +130,9 @@ impl Request {
         let comparison = outcome.comparison.as_ref().map(|comparison| (OTHER, comparison));
         let title = outcome.title(&self.files, POLICY);
         let told = Report { title, notes, tally: &outcome.tally, comparison, speed };
-        Ok(json!({ "page": report::page(&told), "said": *said.borrow() }))
+        let error = outcome.ended.as_ref().err().map(ToString::to_string);
+        let page = (error.is_none() || !outcome.is_void).then(|| report::page(&told));
+        Ok(json!({ "page": page, "said": *said.borrow(), "error": error }))
     }
 }
 
@@ -147,10 +140,4 @@ fn limiter(limits: &Limits<AnyAlgorithm>) -> RateLimiter<MemoryStore<AnyAlgorith
     // A replay decides at the times of its log.
     let store = MemoryStore::builder().capacity(KEYS).clock(ManualClock::default()).build();
     RateLimiter::new(limits.clone(), store).allow_unlimited()
-}
-
-/// The names of formats, each with a line of help.
-pub(crate) fn formats() -> Value {
-    let all = FormatArg::ALL.iter();
-    all.map(|format| json!({ "name": format.name(), "about": format.about() })).collect()
 }

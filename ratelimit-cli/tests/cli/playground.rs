@@ -32,6 +32,18 @@ fn until(expression: &str) -> String {
 const SHOWN: &str = "document.querySelector('#report').contentDocument?.querySelector('#data') && \
                      document.querySelector('#status').textContent === 'Done.'";
 
+/// Whether the report names this log.
+fn with_name(log: &str) -> String {
+    format!(
+        "document.querySelector('#report').contentDocument?.body?.textContent.includes('{log}')"
+    )
+}
+
+/// Whether the report of the newest replay is there, and of this log.
+fn of(log: &str) -> String {
+    format!("{SHOWN} && {}", with_name(log))
+}
+
 /// Takes the example, and resolves once its report is there.
 fn report_of_example() -> String {
     let begin = "document.querySelector('#status').textContent = ''; document.querySelector('#example').click()";
@@ -49,7 +61,8 @@ static FOLDER: LazyLock<Option<TempDir>> = LazyLock::new(|| {
         return None;
     }
     let folder = TempDir::new().expect("a directory");
-    let built = Command::new(workspace("scripts/playground")).arg(folder.path()).status();
+    let built =
+        Command::new(workspace("scripts/playground")).arg(folder.path()).arg("dev").status();
     assert!(built.expect("it runs").success());
     Some(folder)
 });
@@ -177,7 +190,7 @@ fn the_playground_counts_as_the_tool_and_asks_for_nothing() {
     browser.evaluate("document.querySelector('#comparison').open = true");
     set(&mut browser, "other", &stricter);
     choose(&mut browser, &[scene.path("access.log.gz")]);
-    browser.evaluate(&until("document.querySelector('#report').contentDocument?.body?.textContent.includes('access.log.gz')"));
+    browser.evaluate(&until(&of("access.log.gz")));
     let told =
         scene.replay(&["--json", "--compare", "other.toml", "access.log.gz"]).exits(0).json();
     assert_eq!(report(&mut browser), told[0]);
@@ -234,9 +247,116 @@ fn a_policy_is_marked_as_lint_tells_and_shared_without_the_log() {
         "[document.querySelector('#policy').value, document.querySelector('#report').hidden]",
     );
     assert_eq!(shown, json!([right, true]));
-    open(&mut browser, &format!("{}#policy=*", site.url));
-    let told = browser.evaluate("document.querySelector('#status').textContent");
-    assert_eq!(told, "The link is damaged: it holds no policy.");
+    // No base64, no UTF-8, and a right policy beside a wrong one.
+    for damaged in ["policy=*", "policy=_w", "policy=W1tsaW1pdF1d&other=*"] {
+        open(&mut browser, &format!("{}#{damaged}", site.url));
+        let told = browser.evaluate("[document.querySelector('#status').textContent, document.querySelector('#policy').value]");
+        assert_eq!(told, json!(["The link is damaged: it holds no policy.", example().0]));
+    }
+}
+
+#[test]
+fn options_tell_how_a_log_is_read_as_those_of_the_tool_and_are_shared() {
+    let Some((site, mut browser)) = site_and_browser() else { return };
+    let policy = "[[limit]]\nname = \"tenant\"\nkey = [\"tenant\"]\nalgorithm = \"fixed-window\"\nrate = \"30/h\"\n";
+    let scene = Scene::new(policy);
+    let json_line = |n| {
+        let line = json!({ "client": { "ip": format!("192.0.2.{}", n % 9) }, "ts": 1_772_355_600 + n, "customer": n % 3 });
+        format!("{line}\n")
+    };
+    scene.write("json.log", (0..200).map(json_line).collect::<String>());
+    let text_line = |n| {
+        format!(
+            "192.0.2.1 [01/Mar/2026:09:00:{:02} +0000] \"GET /t/{}/x HTTP/1.1\"\n",
+            n % 60,
+            n % 5
+        )
+    };
+    scene.write("own.log", (0..200).map(text_line).collect::<String>());
+    open(&mut browser, &site.url);
+    set(&mut browser, "policy", policy);
+    for (log, options) in [
+        ("json.log", ["--fields", "ip=client.ip,time=ts", "--identifier", "tenant=customer"]),
+        (
+            "own.log",
+            [
+                "--log-format",
+                "$remote_addr [$time_local] \"$request\"",
+                "--identifier",
+                "tenant=path~^/t/([^/]+)",
+            ],
+        ),
+    ] {
+        let line = options.map(|word| format!("'{word}'")).join(" ");
+        set(&mut browser, "options", &line);
+        choose(&mut browser, &[scene.path(log)]);
+        browser.evaluate(&until(&of(log)));
+        let told = scene.replay(&[&["--json"], &options[..], &[log]].concat()).exits(0).json();
+        assert!(told[0]["denied"].as_u64() > Some(0), "{told:?}");
+        assert_eq!(report(&mut browser), told[0]);
+
+        browser.evaluate("document.querySelector('#share').click()");
+        let link = browser.evaluate("document.querySelector('#link').value");
+        open(&mut browser, link.as_str().expect("a link"));
+        assert_eq!(browser.evaluate("document.querySelector('#options').value"), line);
+        choose(&mut browser, &[scene.path(log)]);
+        browser.evaluate(&until(&of(log)));
+        assert_eq!(report(&mut browser), told[0]);
+    }
+
+    for wrong in [
+        "--fields ip",
+        "--identifier tenant",
+        "--format ngnix",
+        "--colour",
+        "--fields a --format csv",
+    ] {
+        set(&mut browser, "options", wrong);
+        let told = browser.evaluate(
+            "[document.querySelector('#options-problem').textContent.split('\\n')[0], document.querySelector('#options').ariaInvalid]",
+        );
+        let words: Vec<_> = wrong.split(' ').collect();
+        let ran = scene.replay(&[&words[..], &["own.log"]].concat()).exits(2);
+        let says = ran.err.lines().next().and_then(|line| line.strip_prefix("error: "));
+        assert_eq!(told, json!([says, "true"]));
+    }
+}
+
+#[test]
+fn a_replay_that_fails_tells_why_and_leaves_no_report_of_another() {
+    let Some((site, mut browser)) = site_and_browser() else { return };
+    let (policy, log) = example();
+    let scene = Scene::new(&policy);
+    scene.write("unknown.log", "nothing to be seen\n".repeat(20));
+    scene.write("cut.gz", &gzip(&fs::read(log).expect("reads"))[..20_000]);
+    open(&mut browser, &site.url);
+    browser.evaluate(&report_of_example());
+    for (log, has_report) in [("unknown.log", false), ("cut.gz", true)] {
+        browser.evaluate("document.querySelector('#status').className = ''");
+        choose(&mut browser, &[scene.path(log)]);
+        browser.evaluate(&until("document.querySelector('#status').className === 'wrong'"));
+        let shown = browser.evaluate(
+            "[document.querySelector('#status').textContent, !document.querySelector('#report').hidden, !document.querySelector('#save').hidden]",
+        );
+        let ran = scene.replay(&["--json", log]).exits(2);
+        let says = ran.err.lines().last().and_then(|line| line.strip_prefix("error: "));
+        assert_eq!(shown, json!([says, has_report, has_report]));
+        if has_report {
+            browser.evaluate(&until(&with_name(log)));
+            assert_eq!(report(&mut browser), ran.json()[0]);
+        }
+    }
+
+    // Beside the place for it, and on the report: a browser would leave the page for the file.
+    for target in ["window", "document.querySelector('#report').contentWindow"] {
+        let dropped = browser.evaluate(&format!(
+            "(() => {{ const dataTransfer = new DataTransfer(); dataTransfer.items.add(new File(['192.0.2.1 - - [01/Mar/2026:09:00:01 +0000] \"GET / HTTP/1.1\" 200 1'], 'dropped.log'));
+              return {target}.dispatchEvent(new DragEvent('drop', {{ dataTransfer, cancelable: true }})); }})()"
+        ));
+        assert_eq!(dropped, json!(false), "{target}");
+        browser.evaluate(&until(&of("dropped.log")));
+        assert_eq!(report(&mut browser)["requests"], 1, "{target}");
+    }
 }
 
 #[test]
