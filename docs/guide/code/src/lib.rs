@@ -10,6 +10,7 @@ mod reservation;
 mod speed;
 mod svg;
 mod throughput;
+#[cfg(not(target_family = "wasm"))]
 mod way;
 
 pub use burst::Scene;
@@ -46,6 +47,7 @@ pub fn drawings() -> Result<Vec<Drawing>, Box<dyn Error>> {
         reservation::drawings,
         outage::drawings,
         throughput::drawings,
+        #[cfg(not(target_family = "wasm"))]
         way::drawings,
     ] {
         drawings.extend(more()?);
