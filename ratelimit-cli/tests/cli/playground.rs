@@ -226,6 +226,14 @@ fn a_policy_is_marked_as_lint_tells_and_shared_without_the_log() {
     );
     assert_eq!([&marked[1], &marked[2]], [&json!(says), &json!("true")]);
 
+    // A column counts characters, and an editor's place does not.
+    set(&mut browser, "policy", "# 😀\n\nname = \"😀\" x");
+    let before = browser.evaluate(
+        "(() => { const e = document.querySelector('#policy'); document.querySelector('#policy-problems button').click();
+          return e.value.slice(0, e.selectionStart); })()",
+    );
+    assert_eq!(before, "# 😀\n\nname = \"😀\" ");
+
     // A replay that is cancelled leaves nothing, and one of a right policy follows.
     let right = "# größe\n[[limit]]\nname = \"one\"\nkey = [\"ip\"]\nalgorithm = \"gcra\"\nrate = \"1/s\"\n";
     set(&mut browser, "policy", right);
@@ -287,8 +295,8 @@ fn options_tell_how_a_log_is_read_as_those_of_the_tool_and_are_shared() {
             ],
         ),
     ] {
-        let line = options.map(|word| format!("'{word}'")).join(" ");
-        set(&mut browser, "options", &line);
+        let words = options.map(|word| format!("'{word}'")).join(" ");
+        set(&mut browser, "options", &words);
         choose(&mut browser, &[scene.path(log)]);
         browser.evaluate(&until(&of(log)));
         let told = scene.replay(&[&["--json"], &options[..], &[log]].concat()).exits(0).json();
@@ -298,7 +306,7 @@ fn options_tell_how_a_log_is_read_as_those_of_the_tool_and_are_shared() {
         browser.evaluate("document.querySelector('#share').click()");
         let link = browser.evaluate("document.querySelector('#link').value");
         open(&mut browser, link.as_str().expect("a link"));
-        assert_eq!(browser.evaluate("document.querySelector('#options').value"), line);
+        assert_eq!(browser.evaluate("document.querySelector('#options').value"), words);
         choose(&mut browser, &[scene.path(log)]);
         browser.evaluate(&until(&of(log)));
         assert_eq!(report(&mut browser), told[0]);
