@@ -69,9 +69,9 @@ const LONGEST_GIVE_BACK: Duration = Duration::from_secs(5);
 /// - What is left goes back to the store when the allotment ends: after a lifetime, at the end of a
 ///   window, when a cost no longer fits, or by [`give_back`](Self::give_back).
 /// - A draw that is denied denies nothing: its request goes to the store alone. A denial by the
-///   store is final once this process has given back what it has left of the same limits and keys;
-///   it waits a lifetime at most for what is on its way. What a draw in flight will have left comes
-///   too late for it.
+///   store is final once this process has given back what it has left of the limits that deny and
+///   their keys; it waits a lifetime at most for what is on its way. What a draw in flight will
+///   have left comes too late for it.
 ///
 /// It serves requests at the store's time under limits whose charges can be
 /// [settled](Algorithm::settle) and that [recover](Algorithm::recovery) in a known way: GCRA, token

@@ -92,15 +92,20 @@ impl<S: Store<A> + 'static, A: Algorithm + Clone + PartialEq + 'static, C: Clock
         if verdict.allowed() || !is_asked_once_more(batch) {
             return Ok(verdict);
         }
-        // A denial is final once this process has nothing left of the limits of the request.
+        // A denial is final once this process has nothing left of the limits that deny. What is
+        // left of the others fits already, and may be other callers'.
         let now = self.clock.now();
         let spend =
             |slot_key| self.ledger.at(slot_key, |kept| kept.slot.spend(now, &costs)).flatten();
         if let Some(decisions) = slot_key.and_then(spend) {
             return Ok(self.verdict_from_slot(decisions));
         }
-        let all = self.ledger.end_of(batch, |slot| slot.take(EarlyEnd::GivenBack));
-        let keys = self.ledger.keys(batch.checks());
+        let decided = batch.checks().iter().zip(verdict.decisions());
+        let denying = decided.filter(|(_, decision)| !decision.allowed).map(|(check, _)| *check);
+        let denying: Vec<_> = denying.collect();
+        let take = |slot: &mut AllotmentSlot| slot.take(EarlyEnd::GivenBack);
+        let all = self.ledger.end_of(&batch.with_checks(&denying), take);
+        let keys = self.ledger.keys(&denying);
         let is_here = || !keys.iter().any(|key| self.returns.by_key.contains_key(key));
         if all.is_empty() && is_here() {
             return Ok(verdict);

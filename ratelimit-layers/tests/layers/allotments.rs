@@ -403,6 +403,30 @@ async fn of_several_limits_the_one_with_the_least_left_bounds_a_draw() {
     }
 }
 
+/// A caller who is denied costs the others, who share a limit with it, no calls.
+#[tokio::test(start_paused = true)]
+async fn a_denial_leaves_allotments_to_limits_that_do_not_deny() {
+    let clock = ManualClock::new(BEGIN);
+    let store = greedy(&clock).build(Fake::new(&clock));
+    let [user, all] = ["user", "all"].map(|name| limit(name, "fixed-window 9000/d"));
+    let ask = async |user: &Limit<AnyAlgorithm>, key: &str| {
+        let check = |limit, key| Check { limit, key, cost: 1 };
+        let checks = [check(user, key), check(&all, "all")];
+        store.apply(&Batch::new(&checks).expect("distinct")).await.expect("decides").allowed()
+    };
+    // Seven, and one of a draw of eight.
+    for _ in 0..8 {
+        assert!(ask(&user, "alice").await);
+    }
+    let before = store.counts();
+    let none = limit("none", "fixed-window 0/d");
+    assert!(!ask(&none, "eve").await);
+    assert!(ask(&user, "alice").await);
+    let after = store.counts();
+    assert_eq!((after.given_back, after.served), (before.given_back, before.served + 1));
+    assert_eq!(after.asked, before.asked + 1);
+}
+
 /// A request after a pause under limits that are replaced, now and then, by others of other
 /// numbers.
 fn reloading() -> impl Strategy<Value = (u64, [usize; 2], u8, u64)> {
