@@ -1,9 +1,9 @@
 //! [`Metrics`]: a store that reports its decisions to the crate `metrics`. `docs/metrics.md` of
 //! this crate lists the names and labels.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::ops::Deref;
-use std::sync::{Mutex, OnceLock};
+use std::sync::OnceLock;
 use std::time::Instant;
 
 use dashmap::DashMap;
@@ -13,7 +13,6 @@ use ratelimit_core::{
     Algorithm, Decision, ErrorKind, Limit, OnOutage, Source, Store, StoreError as _, Verdict,
 };
 
-use crate::lock;
 use crate::observed::{BreakerState, LimitOutcome, Observed, Observer};
 use crate::pace::Pace;
 
@@ -32,8 +31,9 @@ const CHOICES: usize = OnOutage::NAMES.len();
 /// before the first decision: a limit's counters are looked up once. A series begins when what it
 /// counts has happened.
 ///
-/// It also reports what the stores within it [count](Store::report_counts) of their own work, at
-/// most once per second, with a request: [`record_counts`](Self::record_counts) does it at once.
+/// It also reports what the stores within it [count](Store::report_counts) of their own work, from
+/// 0 on, at most once per second, with a request: [`record_counts`](Self::record_counts) does it at
+/// once.
 ///
 /// ```
 /// use ratelimit_core::{Gcra, Limits, RateLimiter};
@@ -57,8 +57,6 @@ pub struct Recorded {
     by_limit: DashMap<Box<str>, LimitCounters>,
     /// By operation and source.
     durations: [[OnceLock<Histogram>; SOURCES]; OPS],
-    /// The names of the counts that were ever more than 0.
-    counted: Mutex<BTreeSet<&'static str>>,
     counts_due: Pace,
 }
 
@@ -101,7 +99,6 @@ impl Recorded {
             name: name.into(),
             by_limit: DashMap::new(),
             durations: Default::default(),
-            counted: Mutex::default(),
             counts_due: Pace::new(),
         }
     }
@@ -119,13 +116,7 @@ impl Recorded {
             let sum = counts.entry(name).or_default();
             *sum = sum.saturating_add(count);
         });
-        let mut counted = lock(&self.counted);
         for (name, count) in counts {
-            if count > 0 {
-                counted.insert(name);
-            } else if !counted.contains(name) {
-                continue;
-            }
             let store = String::from(&*self.name);
             if name.ends_with("_total") {
                 counter!(name, "store" => store).absolute(count);
@@ -218,8 +209,12 @@ impl Observer for Recorded {
     fn breaker_changed(&self, store: &str, to: BreakerState, (furthest, _): (BreakerState, usize)) {
         let store = store.to_owned();
         gauge!("ratelimit_breaker_state", "store" => store.clone()).set(furthest as u32);
-        let transitions = "ratelimit_breaker_transitions_total";
-        counter!(transitions, "store" => store, "to" => to.to_string()).increment(1);
+        // All three begin with the breaker: `increase` sees no series' first value as one.
+        for state in [BreakerState::Closed, BreakerState::HalfOpen, BreakerState::Open] {
+            let transitions = "ratelimit_breaker_transitions_total";
+            counter!(transitions, "store" => store.clone(), "to" => state.to_string())
+                .increment(u64::from(state == to));
+        }
     }
 
     fn decided_without_store(

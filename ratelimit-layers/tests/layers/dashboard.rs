@@ -27,7 +27,8 @@ fn expressions() -> Vec<(String, String, String)> {
     expressions
 }
 
-/// A limit that has denied nothing yet, and one that denies a quarter of its requests.
+/// A limit that has denied nothing yet, one that denies a quarter of its requests, and a shadow
+/// limit that would.
 const SERIES: &str = r#"
     input_series:
       - series: 'ratelimit_decisions_total{store="a",limit="quiet",outcome="allowed",source="store"}'
@@ -35,6 +36,10 @@ const SERIES: &str = r#"
       - series: 'ratelimit_decisions_total{store="a",limit="busy",outcome="allowed",source="store"}'
         values: '0+45x10'
       - series: 'ratelimit_decisions_total{store="a",limit="busy",outcome="denied",source="store"}'
+        values: '0+15x10'
+      - series: 'ratelimit_decisions_total{store="a",limit="tried",outcome="allowed",source="store"}'
+        values: '0+45x10'
+      - series: 'ratelimit_decisions_total{store="a",limit="tried",outcome="shadow-denied",source="store"}'
         values: '0+15x10'
 "#;
 
@@ -59,7 +64,7 @@ fn a_share_of_nothing_is_0_and_not_no_data() {
         writeln!(rules, "  - record: panel_{place}\n    expr: '{expression}'").expect("a text");
         let samples = match () {
             () if *title == denied.0 => {
-                "\n      - {labels: '{limit=\"busy\"}', value: 0.25}\n      - {labels: '{limit=\"quiet\"}', value: 0}"
+                "\n      - {labels: '{limit=\"busy\"}', value: 0.25}\n      - {labels: '{limit=\"quiet\"}', value: 0}\n      - {labels: '{limit=\"tried\"}', value: 0.25}"
             }
             () if *title == fallback.0 => "\n      - {labels: '{}', value: 0}",
             () => continue,

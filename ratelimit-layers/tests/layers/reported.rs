@@ -109,7 +109,7 @@ fn counting() -> Arc<dyn DynStore<AnyAlgorithm>> {
 }
 
 #[test]
-fn what_the_stores_within_count_is_recorded_once_it_has_happened() {
+fn the_counts_of_the_stores_within_are_recorded_from_0_on() {
     let recorded = record_metrics(|| {
         let store = Metrics::new(counting());
         let daily = limit("daily", "fixed-window 3/d").on_outage(OnOutage::Open);
@@ -129,7 +129,18 @@ fn what_the_stores_within_count_is_recorded_once_it_has_happened() {
     assert_eq!(told["ratelimit_cache_keys"], (1, 1));
     // Of the store in the middle, and not of the fallback's own one.
     assert_eq!(told["ratelimit_reservations"], (1, 1));
-    assert!(!told.contains_key("ratelimit_journal_keys"));
+    // Nothing was forgotten yet: the rate of a series that began later would miss its first value.
+    assert_eq!(told["ratelimit_journal_keys"], (1, 0));
+    assert_eq!(told["ratelimit_journal_forgotten_total"], (1, 0));
+}
+
+#[test]
+fn the_transitions_of_a_breaker_are_recorded_from_0_on() {
+    let recorded = record_metrics(|| drop(counting()));
+    let transitions = recorded.iter().filter(|((name, _), _)| name.contains("transitions"));
+    let told: BTreeMap<_, _> =
+        transitions.map(|((_, labels), value)| (&*labels["to"], *value)).collect();
+    assert_eq!(told, [("closed", 1), ("half-open", 0), ("open", 0)].into());
 }
 
 /// The names that the code emits, with their labels; of counts also what has not happened.
