@@ -6,6 +6,7 @@
 //!
 //! `cargo bench -p benches` counts instructions instead of nanoseconds: see `instructions.rs`.
 
+mod dashboard;
 mod http;
 mod keys;
 mod measure;
@@ -41,6 +42,8 @@ enum What {
     /// What a service answers while its Redis hangs, and how late, beside the same service without
     /// a limiter.
     Outage(Options<outage::OutagePart>),
+    /// What the dashboard shows of a service while Redis hangs, by a Prometheus of its own.
+    Dashboard(Effort),
     /// What the tool takes to replay a log of three million lines, and to suggest limits for it.
     Tool(Effort),
 }
@@ -51,6 +54,7 @@ fn main() -> ExitCode {
         What::Redis(options) => redis::run(&options),
         What::Http(effort) => http::run(&effort),
         What::Outage(options) => outage::run(&options),
+        What::Dashboard(effort) => dashboard::run(&effort),
         What::Tool(effort) => tool::run(&effort),
     };
     match done {

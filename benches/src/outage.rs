@@ -37,12 +37,12 @@ use crate::measure::Fallible;
 use crate::report::{BenchReport, Cell, Options, digits};
 
 /// The deadline of the fallback: its default.
-const DEADLINE: Duration = Duration::from_millis(100);
+pub(crate) const DEADLINE: Duration = Duration::from_millis(100);
 /// How much later than the time that it may take an answer may be.
 const TOLERANCE: Duration = Duration::from_millis(5);
 /// How long a state of the breaker may take to be reached.
 const PATIENCE: Duration = Duration::from_secs(60);
-const USER: HeaderName = HeaderName::from_static("x-user");
+pub(crate) const USER: HeaderName = HeaderName::from_static("x-user");
 
 /// Every choice.
 const CHOICES: [OnOutage; 3] = [OnOutage::Open, OnOutage::Closed, OnOutage::Local];
@@ -100,7 +100,7 @@ fn micros(duration: Duration) -> u64 {
 }
 
 /// Serves this router on a free port, until the runtime ends.
-async fn serve(router: Router) -> Fallible<SocketAddr> {
+pub(crate) async fn serve(router: Router) -> Fallible<SocketAddr> {
     let listener = TcpListener::bind("127.0.0.1:0").await?;
     let address = listener.local_addr()?;
     tokio::spawn(async move { axum::serve(listener, router).await });
@@ -108,10 +108,10 @@ async fn serve(router: Router) -> Fallible<SocketAddr> {
 }
 
 /// A connection to a service.
-struct HttpConnection(SendRequest<Empty<Bytes>>);
+pub(crate) struct HttpConnection(SendRequest<Empty<Bytes>>);
 
 impl HttpConnection {
-    async fn open(server: SocketAddr) -> Fallible<Self> {
+    pub(crate) async fn open(server: SocketAddr) -> Fallible<Self> {
         let stream = TcpStream::connect(server).await?;
         stream.set_nodelay(true)?;
         let (sender, connection) = handshake(TokioIo::new(stream)).await?;
@@ -120,7 +120,7 @@ impl HttpConnection {
     }
 
     /// Sends a request of this user, and says how it was answered and how long that took.
-    async fn ask(&mut self, user: &str) -> Fallible<(StatusCode, Duration)> {
+    pub(crate) async fn ask(&mut self, user: &str) -> Fallible<(StatusCode, Duration)> {
         let request = Request::get("/").header("host", "localhost").header(USER, user);
         let begin = Instant::now();
         let response = self.0.send_request(request.body(Empty::new())?).await?;
@@ -168,7 +168,7 @@ async fn until(mut reached: impl FnMut() -> bool, what: &str) -> Fallible {
 }
 
 /// The service, without a limiter.
-fn service() -> Router {
+pub(crate) fn service() -> Router {
     Router::new().route("/", get(|| async { "hello\n" }))
 }
 
@@ -230,7 +230,7 @@ async fn measure(choice: OnOutage, plan: OutagePlan) -> Fallible<OutageResult> {
     })
 }
 
-fn runtime() -> std::io::Result<tokio::runtime::Runtime> {
+pub(crate) fn runtime() -> std::io::Result<tokio::runtime::Runtime> {
     tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()
 }
 

@@ -155,6 +155,14 @@ impl BenchReport {
         Ok(Self { file: effort.json.as_ref().map(create).transpose()?, heading: Vec::new() })
     }
 
+    /// Writes a line of JSON that is in no table.
+    pub(crate) fn line(&mut self, line: &serde_json::Value) -> Fallible {
+        if let Some(file) = &mut self.file {
+            writeln!(file, "{line}")?;
+        }
+        Ok(())
+    }
+
     /// Prints a row, after the names of its columns if they are others than those before.
     pub(crate) fn row(&mut self, cells: &[NamedCell]) -> Fallible {
         let names: Vec<_> = cells.iter().map(|(name, _)| *name).collect();

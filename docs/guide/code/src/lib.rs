@@ -4,6 +4,7 @@
 use std::error::Error;
 
 mod burst;
+mod dashboard;
 mod data;
 mod outage;
 mod reservation;
@@ -49,6 +50,7 @@ pub fn drawings() -> Result<Vec<Drawing>, Box<dyn Error>> {
         throughput::drawings,
         #[cfg(not(target_family = "wasm"))]
         way::drawings,
+        dashboard::drawings,
     ] {
         drawings.extend(more()?);
     }
