@@ -170,10 +170,18 @@ impl<A: Algorithm, M: Mode<A>, C: Connection> Across<'_, A, M, C> {
                 let parts = std::mem::take(&mut self.parts).into_iter();
                 let (known, mut parts) = parts.partition(|_| known.next().unwrap_or_default());
                 self.parts = known;
-                let extended = self.by_records().await?;
-                let shown = parts.iter().map(|part| self.untouched(part));
-                let mut verdicts = all_of_lookups(&parts, shown).await?;
-                verdicts.push(extended);
+                let shown = |parts| {
+                    let shown = Vec::from_iter(<[_]>::iter(parts).map(|part| self.untouched(part)));
+                    all_of_lookups(parts, shown)
+                };
+                let mut verdicts = shown(&parts).await?;
+                // A blocked caller extends nothing.
+                if verdicts.iter().any(|shown| !shown.allowed()) {
+                    verdicts.extend(shown(&self.parts).await?);
+                    parts.append(&mut self.parts);
+                    return Ok(join(&parts, &verdicts));
+                }
+                verdicts.push(self.by_records().await?);
                 parts.push(Part::of_all(&self.parts));
                 Ok(join(&parts, &verdicts))
             }

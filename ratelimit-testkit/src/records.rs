@@ -289,7 +289,24 @@ async fn blocks<S: RecordStore<Any>>(tried: &Tried<S>) -> Held {
         shows(&tried.one(&api, 61 * SECOND_US, Op::Acquire, 1).await?, false, 0, None)?;
         tried.set(&api, None).await?;
     }
-    Ok(())
+    extends_nothing(tried).await
+}
+
+/// Nor is anything else extended that the same id has reserved, also after the caller's lease has
+/// ended.
+async fn extends_nothing<S: RecordStore<Any>>(tried: &Tried<S>) -> Held {
+    let running = limit_in_words("running", "concurrency 5/1s").overridable();
+    let spent = limit_in_words("spent", "fixed-window 100/30d");
+    let id = Some(ReservationId::new(7));
+    let ask = async |us: u64, op: Op, cost: u64| {
+        let checks = [(&running, "alice", 1), (&spent, "alice", cost)];
+        tried.ask(&Asked { checks: &checks, op, at: tried.after(us), id }).await
+    };
+    shows(&ask(0, Op::Acquire, 10).await?, true, 4, 0)?;
+    tried.set(&running, Some(Record::blocked().forever())).await?;
+    shows(&ask(2 * SECOND_US, Op::Extend, 40).await?, false, 0, None)?;
+    shows(&tried.one(&spent, 2 * SECOND_US, Op::Peek, 0).await?, true, 90, 0)?;
+    tried.set(&running, None).await
 }
 
 async fn exempts<S: RecordStore<Any>>(tried: &Tried<S>) -> Held {

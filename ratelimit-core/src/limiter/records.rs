@@ -15,8 +15,8 @@ use crate::store_traits::RecordStore;
 /// How often to try when others write the same record at once: the last one wins.
 const TRIES: usize = 256;
 
-const LOWERS: &str = "one that raises what the limit admits stands, and this one would lower it or end it earlier; \
-                      replace_record() does that all the same, and so does --replace of the tool";
+const LOWERS: &str = "one that raises what the limit admits stands, and this one would lower it or end it \
+                      earlier; replace_record() does that all the same, and so does --replace of the tool";
 const CONTENDED: &str = "others have changed it again and again meanwhile; try again";
 const NO_NUMBERS: &str = "its numbers are of another algorithm or window than the limit, or have a debt where the limit \
                           counts attempts; only rate, burst, count and debt may differ";
@@ -29,7 +29,8 @@ impl<S: RecordStore<A>, A: Algorithm> RateLimiter<S, A> {
     /// polled first, so a program without a runtime blocks on it.
     ///
     /// It does not replace a record that raises what the limit admits by one that admits less, in
-    /// any of its numbers, or that ends earlier: see [`replace_record`](Self::replace_record). Of two writers at once, the last wins; see
+    /// any of its numbers, or that ends earlier: see [`replace_record`](Self::replace_record). Of
+    /// two writers at once, the last wins: see
     /// [`set_record_if_unchanged`](Self::set_record_if_unchanged).
     ///
     /// # Errors
