@@ -67,6 +67,8 @@ struct LimitCounters {
     decisions: [[OnceLock<Counter>; OUTCOMES]; SOURCES],
     /// By what the limit chose for outages, then by outcome.
     outage: [[OnceLock<Counter>; OUTCOMES]; CHOICES],
+    /// Of a limit that warns.
+    warnings: OnceLock<Counter>,
 }
 
 impl<S> Metrics<S> {
@@ -107,6 +109,17 @@ impl Recorded {
     fn counters(&self, limit: &str) -> impl Deref<Target = LimitCounters> {
         let known = self.by_limit.get(limit);
         known.unwrap_or_else(|| self.by_limit.entry(limit.into()).or_default().downgrade())
+    }
+
+    /// The warnings of this limit, which begin at 0.
+    fn warnings<'c>(&self, counters: &'c LimitCounters, limit: &str) -> &'c Counter {
+        counters.warnings.get_or_init(|| {
+            counter!(
+                "ratelimit_warnings_total",
+                "store" => String::from(&*self.name),
+                "limit" => limit.to_owned(),
+            )
+        })
     }
 
     fn record_counts<A: Algorithm>(&self, store: &impl Store<A>) {
@@ -194,16 +207,15 @@ impl Observer for Recorded {
                 )
             });
             counter.increment(1);
+            if check.limit.warns_at_percent().is_some() {
+                // Before the first one, which a rate would miss.
+                self.warnings(&counters, limit);
+            }
         }
     }
 
     fn warned<A: Algorithm>(&self, limit: &Limit<A>, _: &Decision) {
-        counter!(
-            "ratelimit_warnings_total",
-            "store" => String::from(&*self.name),
-            "limit" => limit.name().to_owned(),
-        )
-        .increment(1);
+        self.warnings(&self.counters(limit.name()), limit.name()).increment(1);
     }
 
     fn breaker_changed(&self, store: &str, to: BreakerState, (furthest, _): (BreakerState, usize)) {

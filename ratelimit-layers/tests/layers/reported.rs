@@ -143,6 +143,21 @@ fn the_transitions_of_a_breaker_are_recorded_from_0_on() {
     assert_eq!(told, [("closed", 1), ("half-open", 0), ("open", 0)].into());
 }
 
+#[test]
+fn the_warnings_of_a_limit_are_recorded_from_its_first_decision_on() {
+    let recorded = record_metrics(|| {
+        let store = Metrics::new(memory(&ManualClock::new(BEGIN)));
+        let warning = limit("warning", "fixed-window 9/d").warn_at_percent(80).expect("a share");
+        assert!(paused_runtime().block_on(ask(&store, &warning, "alice", 1)).allowed());
+        let silent = limit("silent", "fixed-window 9/d");
+        assert!(paused_runtime().block_on(ask(&store, &silent, "alice", 1)).allowed());
+    });
+    let warnings = recorded.iter().filter(|((name, _), _)| name.contains("warnings"));
+    let told: BTreeMap<_, _> =
+        warnings.map(|((_, labels), value)| (&*labels["limit"], *value)).collect();
+    assert_eq!(told, [("warning", 0)].into());
+}
+
 /// The names that the code emits, with their labels; of counts also what has not happened.
 fn emitted_names() -> BTreeMap<String, BTreeSet<String>> {
     let mut emitted: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
