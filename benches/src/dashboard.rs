@@ -230,3 +230,17 @@ pub(crate) fn run(effort: &Effort) -> Fallible {
     }
     Ok(())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_series_has_its_name_from_its_labels_and_a_place_for_each_second() {
+        let labels = json!({"limit": "user", "choice": "local"});
+        assert_eq!(legend("{{limit}} by {{choice}}", &labels), "user by local");
+        assert_eq!(legend("{{limit}}{{none}}", &labels), "user");
+        let series = json!({"values": [[11, "0.123456"], [13, "NaN"], [14, "2000"]]});
+        assert_eq!(values(&series, [10, 13]), [None, Some(0.123), None, None]);
+    }
+}
