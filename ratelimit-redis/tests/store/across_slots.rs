@@ -357,7 +357,7 @@ async fn a_batch_whose_record_changes_between_both_waves_is_decided_by_the_new_o
         let connection = connection.before_with(needed, move |(aside, seen), words| async move {
             let charges = words.has(["reserve", "put"][place]) && words.about("bob");
             if charges && !seen.swap(true, Ordering::SeqCst) {
-                let raised = limit("bobs", "gcra 7/3650d").algorithm().clone();
+                let raised = *limit("bobs", "gcra 7/3650d").algorithm();
                 let raised = Record::numbers(raised).forever();
                 let set = aside.exchange_record(&bobs(), "bob", None, Some(&raised)).await;
                 assert!(set.expect("set"));
