@@ -170,14 +170,10 @@ impl<A: Algorithm, M: Mode<A>, C: Connection> Across<'_, A, M, C> {
                 let parts = std::mem::take(&mut self.parts).into_iter();
                 let (known, mut parts) = parts.partition(|_| known.next().unwrap_or_default());
                 self.parts = known;
-                let shown = |parts| {
-                    let shown = Vec::from_iter(<[_]>::iter(parts).map(|part| self.untouched(part)));
-                    all_of_lookups(parts, shown)
-                };
-                let mut verdicts = shown(&parts).await?;
+                let mut verdicts = self.all_untouched(&parts).await?;
                 // A blocked caller extends nothing.
                 if verdicts.iter().any(|shown| !shown.allowed()) {
-                    verdicts.extend(shown(&self.parts).await?);
+                    verdicts.extend(self.all_untouched(&self.parts).await?);
                     parts.append(&mut self.parts);
                     return Ok(join(&parts, &verdicts));
                 }
@@ -325,6 +321,10 @@ impl<A: Algorithm, M: Mode<A>, C: Connection> Across<'_, A, M, C> {
         };
         let verdicts = self.all_of(parts.iter().zip(&unknown).map(of_part)).await?;
         Ok(join(parts, &verdicts))
+    }
+
+    async fn all_untouched(&self, parts: &[Part<'_, A>]) -> Result<Vec<Verdict>> {
+        all_of_lookups(parts, parts.iter().map(|part| self.untouched(part))).await
     }
 
     /// The decisions that the checks of a part show if nothing is done.

@@ -76,10 +76,9 @@ pub(super) fn run(InspectArgs { caller: args, own }: &InspectArgs) -> Result<u8,
                 record,
             });
         }
-        let absent = found.iter().filter(|found| found.state.is_null()).map(|found| found.name);
-        let absent: Vec<_> = absent.collect();
-        if absent.len() == found.len() {
-            let _ = writeln!(text, "note: {}", super::not_stored(args, &absent, "is"));
+        if found.iter().all(|found| found.state.is_null() && found.record.is_none()) {
+            let names: Vec<_> = found.iter().map(|found| found.name).collect();
+            let _ = writeln!(text, "note: {}", super::not_stored(args, &names, "is"));
         }
         if let Some(note) = caller.note_unmet(&limits) {
             let _ = writeln!(text, "note: {note}");

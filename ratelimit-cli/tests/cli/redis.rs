@@ -247,12 +247,15 @@ fn records_of_a_caller_are_set_shown_listed_and_cleared_with_a_line_for_the_log(
     set(&["--numbers", "100/s burst 200", "--for", "2h"])
         .exits(0)
         .says(&["user=alice under api: gcra 100/s burst 200 until ", "by ops (before: none)"]);
+    // It is all that is stored.
+    let inspect = || scene.command("inspect", &["user=alice", "--store", &url]);
+    inspect().says(&["stored: nothing", "record: gcra 100/s burst 200"]).lacks("under the prefix");
     let check = |code| scene.command("check", &["user=alice", "--store", &url]).exits(code);
     check(0).says(&["199"]);
     set(&["--blocked", "--forever"]).exits(2).says(&["--replace", "api"]);
     set(&["--blocked", "--forever", "--replace"]).exits(0).says(&["blocked for ever"]);
     check(1);
-    scene.command("inspect", &["user=alice", "--store", &url]).says(&["record: blocked for ever"]);
+    inspect().says(&["record: blocked for ever"]);
     run(&["get", "user=alice"]).says(&["1 record", "api: blocked for ever"]);
     run(&["get", "user=bob"]).says(&["0 records"]);
     run(&["list"]).says(&["\"alice\" under api: blocked for ever", "1 record"]);
