@@ -183,8 +183,9 @@ impl<A: Algorithm> Record<A> {
 pub enum Standing<A> {
     /// There is no record: the check's own limit decides.
     Policy,
-    /// This limit decides: the check's, at the numbers of the record.
-    Numbers(Limit<A>),
+    /// This limit decides: the check's, at the numbers of the record. If that ends: when, and what
+    /// decides from then on.
+    Numbers(Limit<A>, Option<(Timestamp, A)>),
     /// The record denies, until this time or for ever.
     Blocked(Option<Timestamp>),
     /// The record allows, and charges nothing.
@@ -231,7 +232,9 @@ impl<A: Algorithm> Limit<A> {
         };
         match change {
             Change::Numbers(numbers, copy) => {
-                self.at_numbers(copy(numbers)).map_or(Standing::Policy, Standing::Numbers)
+                let ends = until.map(|end| (end, copy(self.algorithm())));
+                let own = self.at_numbers(copy(numbers));
+                own.map_or(Standing::Policy, |own| Standing::Numbers(own, ends))
             }
             Change::Blocked => Standing::Blocked(*until),
             Change::Exempt => Standing::Exempt,

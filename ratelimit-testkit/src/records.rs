@@ -353,7 +353,36 @@ async fn raises<S: RecordStore<Any>>(tried: &Tried<S>) -> Held {
     tried.set(&api, Some(less)).await?;
     ensure(!tried.one(&api, 3, Op::Acquire, 1).await?.allowed(), || {
         "numbers that lower were not seen".to_owned()
-    })
+    })?;
+    waits_for_ends(tried).await
+}
+
+/// The wait of a denial counts with the end of the record by whose numbers it was decided.
+async fn waits_for_ends<S: RecordStore<Any>>(tried: &Tried<S>) -> Held {
+    for words in ["gcra 10/s burst 10", "sliding-log 10/s"] {
+        let api = limit_in_words("waits", words).overridable();
+        let until = tried.after(5 * SECOND_US);
+        let record = |words| Ok::<_, String>(Record::numbers(algorithm(&api, words)?).until(until));
+        let [low, high] = match words.split(' ').next() {
+            Some("gcra") => ["1/h burst 1", "20/s burst 20"],
+            _ => ["1/s", "20/s"],
+        };
+        // Nothing above the lower capacity ever fits at the lower numbers.
+        let _ = tried.time(tried.begin);
+        tried.set(&api, Some(record(low)?)).await?;
+        shows(&tried.one(&api, 0, Op::Peek, 2).await?, false, 1, 5 * SECOND_US)?;
+        shows(&tried.one(&api, 5 * SECOND_US - 1, Op::Peek, 2).await?, false, 1, 1)?;
+        shows(&tried.one(&api, 5 * SECOND_US, Op::Peek, 2).await?, true, 8, 0)?;
+        // Nor what is above the policy's capacity, once the higher numbers have ended.
+        let _ = tried.time(tried.begin);
+        tried.set(&api, Some(record(high)?)).await?;
+        let late = 5 * SECOND_US - 1;
+        shows(&tried.one(&api, late, Op::Acquire, 20).await?, true, 0, 0)?;
+        shows(&tried.one(&api, late, Op::Peek, 11).await?, false, 0, None)?;
+        let _ = tried.one(&api, late, Op::Reset, 0).await?;
+        tried.set(&api, None).await?;
+    }
+    Ok(())
 }
 
 async fn outlives<S: RecordStore<Any>>(tried: &Tried<S>) -> Held {

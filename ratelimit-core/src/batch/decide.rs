@@ -290,6 +290,7 @@ impl<A: Algorithm> Batch<'_, A> {
                         (step, 0, Charge::none(check))
                     } else {
                         let step = algorithm.step(state, now, more).costing(check.cost);
+                        let step = self.beyond_record(position, step, (state, now, more));
                         (step, more, self.charge(check, reservation.cost, state, now))
                     };
                     let left = extend_reservation(reservation, (state, check, more), (now, at));
@@ -324,6 +325,7 @@ impl<A: Algorithm> Batch<'_, A> {
             return Ok((step, Charge::none(check), true));
         }
         let step = self.step(check, state, now)?;
+        let step = self.beyond_record(position, step, (state, now, check.cost));
         Ok((step, self.charge(check, 0, state, now), false))
     }
 

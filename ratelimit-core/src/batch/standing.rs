@@ -23,7 +23,7 @@ impl<'a, A: Algorithm> Batch<'a, A> {
         'a: 'p,
     {
         let by = |(check, standing): (&Check<'p, A>, &'p Standing<A>)| match standing {
-            Standing::Numbers(limit) => Check { limit, ..*check },
+            Standing::Numbers(limit, _) => Check { limit, ..*check },
             _ => *check,
         };
         self.checks.iter().zip(standings).map(by).collect()
@@ -93,12 +93,40 @@ impl<'a, A: Algorithm> Batch<'a, A> {
         };
         Some(Step { decision, write: Write::Keep })
     }
+
+    /// A step of this cost on this state, at the numbers of a record: a denial waits for the end of
+    /// that, if it is not over before, and then for what decides from there on.
+    pub(super) fn beyond_record(
+        &self,
+        position: usize,
+        mut step: Step<A::State>,
+        (state, now, cost): (Option<&A::State>, Timestamp, u64),
+    ) -> Step<A::State> {
+        let Standing::Numbers(_, Some((end, policy))) = self.standing(position) else {
+            return step;
+        };
+        let rest_us = end.saturating_us_since(now);
+        let wait_us = step.decision.retry_after_us;
+        if step.decision.allowed || wait_us.is_some_and(|wait_us| wait_us < rest_us) {
+            return step;
+        }
+        let left = match &step.write {
+            Write::Put { state, .. } => Some(state),
+            Write::Keep => state,
+            Write::Remove => None,
+        };
+        let then = policy.step(left, *end, cost).decision;
+        let more_us = if then.allowed { Some(0) } else { then.retry_after_us };
+        step.decision.retry_after_us = more_us.map(|more_us| rest_us.saturating_add(more_us));
+        step
+    }
 }
 
 impl<A: InMemory> Limit<A> {
     /// [Steps](Self::step_compact) a compact state where the caller
     /// [stands by](Self::stands_by) this record, for an acquire or a peek. Returns `None` as well
-    /// where the verdict has to tell that nothing was charged, for a warning.
+    /// where the verdict has to tell that nothing was charged, for a warning, and for a denial at
+    /// the numbers of a record that ends.
     #[doc(hidden)]
     pub fn step_compact_by(
         &self,
@@ -108,7 +136,8 @@ impl<A: InMemory> Limit<A> {
         cost: u64,
     ) -> Option<Step<Compact>> {
         if let Some(numbers) = record.algorithm() {
-            return self.step_compact_at(numbers, state, now, cost);
+            let step = self.step_compact_at(numbers, state, now, cost)?;
+            return (step.decision.allowed || record.end().is_none()).then_some(step);
         }
         if self.warns_at_percent().is_some() {
             return None;

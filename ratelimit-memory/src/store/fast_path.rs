@@ -171,12 +171,17 @@ impl<A: InMemory, C: Clock> MemoryStore<A, C> {
         // With the slot locked: what sees another record later sees this charge.
         let records = self.records.read(limit, hash)?;
         let now = self.clock.now();
-        let numbers = match records.standing(check, hash, now) {
+        let record = records.standing(check, hash, now);
+        let numbers = match record {
             Some(record) => record.algorithm()?,
             None => limit.algorithm(),
         };
         let now = table.now_since_epoch(now)?;
         let (decision, next) = step_span(limit, numbers, state, now, check.cost)?;
+        // The wait counts with the end of the record, by another path.
+        if !decision.allowed && record.is_some_and(|record| record.end().is_some()) {
+            return None;
+        }
         if let Some(state) = next {
             slot.set(state);
         }

@@ -4,8 +4,8 @@ use std::future::poll_fn;
 use std::task::Poll;
 use std::time::Duration;
 
-use ratelimit_core::Refusal;
 use ratelimit_core::algorithm::AnyState;
+use ratelimit_core::{Clock as _, Refusal};
 
 use super::*;
 
@@ -197,6 +197,23 @@ impl Wrong for EndsInSeconds {
     }
 }
 
+/// The wait of a denial does not see the end of the record that denies.
+struct WaitsPastTheEnd;
+impl Wrong for WaitsPastTheEnd {
+    async fn decides(store: &PureStore, batch: &Batch<'_, Any>) -> Result<Verdict, Refusal> {
+        let now = match batch.time() {
+            Now::Store => store.clock().now(),
+            Now::At(now) => now,
+        };
+        let mut read = store.records().clone();
+        read.retain(|_, record| record.stands_at(now));
+        for record in read.values_mut() {
+            *record = ending(record, |_| u64::MAX);
+        }
+        store.decide_by(batch, || &read)
+    }
+}
+
 #[test]
 fn wrong_stores_are_caught() {
     assert_eq!(broken::<Right>(), []);
@@ -206,6 +223,7 @@ fn wrong_stores_are_caught() {
         assert!(broken.contains(&RecordRule::Agrees), "{broken:?}");
         assert!(broken.contains(&RecordRule::BlocksUntilTheEnd), "{broken:?}");
     }
+    assert!(broken::<WaitsPastTheEnd>().contains(&RecordRule::RaisesWithoutASecondBurst));
     assert!(broken::<IgnoresRecords>().len() > 4);
     // No rule of one request at a time sees it.
     assert_eq!(broken::<ReadsRecordsBeforeTheLock>(), [RecordRule::AnswersInSomeOrder]);
