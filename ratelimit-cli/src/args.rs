@@ -216,8 +216,8 @@ pub(crate) struct CallerArgs {
     #[arg(long, value_name = "POLICY.toml")]
     pub(crate) policy: PathBuf,
 
-    /// The store: `redis://…` and other URLs (see `replay --help`). In `memory` every caller is
-    /// new.
+    /// The store: `redis://…` and other URLs (see `replay --help`). `check` also takes `memory`, in
+    /// which every caller is new.
     #[arg(long, value_name = "URL")]
     pub(crate) store: String,
 
