@@ -30,10 +30,14 @@ pub(super) fn completions(shell: Shell) -> Result<u8, Failure> {
 pub(super) fn man(folder: &Path) -> Result<u8, Failure> {
     let mut command = Cli::command().disable_help_subcommand(true);
     command.build();
-    let pages = command.get_subcommands().chain([&command]);
-    let written = fs::create_dir_all(folder)
-        .and_then(|()| pages.cloned().try_for_each(|command| man_page(command, folder)));
+    let written = fs::create_dir_all(folder).and_then(|()| man_pages(&command, folder));
     written.map(|()| 0).map_err(|error| Failure::writing(folder, &error))
+}
+
+/// The pages of a command and of those within it.
+fn man_pages(command: &Command, folder: &Path) -> io::Result<()> {
+    command.get_subcommands().try_for_each(|within| man_pages(within, folder))?;
+    man_page(command.clone(), folder)
 }
 
 fn man_page(mut command: Command, folder: &Path) -> io::Result<()> {

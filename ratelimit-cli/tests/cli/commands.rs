@@ -103,6 +103,8 @@ fn every_command_has_a_man_page() {
         assert!(page.contains(".TH ratelimit") && page.contains("SYNOPSIS"), "{page}");
         assert!(top.contains(&format!("ratelimit\\-{command}")), "{command} is not in {top}");
     }
+    // The commands within a command have pages, to which its own refers.
+    assert!(scene.read("new/man1/ratelimit-record-set.1").contains("blocked"));
     let page = scene.read("new/man1/ratelimit-replay.1");
     assert!(page.contains("at_us") && page.contains("compare"), "{page}");
     // What stands below the options is shown as it is, and a synopsis has the values of its
