@@ -144,6 +144,9 @@ fn a_record_that_lowers_takes_nothing_away_unless_it_replaces() {
     }
     assert!(set(numbers("gcra 21/s burst 40")).is_ok());
     assert!(set(Record::exempt().forever()).is_ok());
+    // As generous, but not for as long.
+    let end = Timestamp::saturating_from_us(4_000_000_000_000_000);
+    assert!(set(Record::exempt().until(end)).is_err());
     let replaced = block_on(limiter.replace_record("alice", "api", blocked()));
     assert_eq!(replaced, Ok(Some(Record::exempt().forever())));
     let told = block_on(limiter.records("alice"));
