@@ -225,6 +225,10 @@ fn wrong_stores_are_caught() {
     }
     assert!(broken::<WaitsPastTheEnd>().contains(&RecordRule::RaisesWithoutASecondBurst));
     assert!(broken::<IgnoresRecords>().len() > 4);
-    // No rule of one request at a time sees it.
-    assert_eq!(broken::<ReadsRecordsBeforeTheLock>(), [RecordRule::AnswersInSomeOrder]);
+    // No rule of one request at a time sees it, and on a busy machine its race is a rare one.
+    let breaks = |rule: RecordRule| rule.held_by::<OfWrong<ReadsRecordsBeforeTheLock>>().is_err();
+    let mut in_turn =
+        RecordRule::ALL.into_iter().filter(|rule| *rule != RecordRule::AnswersInSomeOrder);
+    assert!(!in_turn.any(breaks));
+    assert!((0..50).any(|_| breaks(RecordRule::AnswersInSomeOrder)));
 }
