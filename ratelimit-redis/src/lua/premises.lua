@@ -1,7 +1,7 @@
 -- Compares what the request assumes about the records of its callers with what stands, before
 -- anything is read or written. If one differs, the script charges nothing and answers all of them:
--- the time, a line with `~`, and each record as its length, a colon and its bytes. If it cannot be
--- read, the server's error stands for it, which is no record.
+-- the time, a line with `~`, and each record as its length, a colon and its bytes. Where the key is
+-- of another type, the server's error stands for it, which is no record.
 --
 --     KEYS: the last ones, one for each record.
 --     ARGV, behind the time: how many, and for each its FIELD, RECORD and END: the record's bytes,
@@ -23,8 +23,12 @@ do
   if differs then
     local answer = time0 .. '~\n'
     for record = 1, count do
-      local stands = pcall0('HGET', KEYS[before + record], args[first0 + 3 * record - 2]) or ''
-      if type(stands) == 'table' then stands = stands.err end
+      local key, field = KEYS[before + record], args[first0 + 3 * record - 2]
+      local stands = pcall0('HGET', key, field) or ''
+      -- Any other error is raised.
+      if type(stands) == 'table' then
+        stands = match(stands.err, 'WRONGTYPE.*') or call('HGET', key, field)
+      end
       answer = answer .. #stands .. ':' .. stands
     end
     return answer

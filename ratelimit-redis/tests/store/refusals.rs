@@ -125,6 +125,15 @@ async fn a_forbidden_command_of_a_transaction_charges_nothing() {
     assert_eq!(keys(&server), [""; 0]);
 }
 
+/// A server that forbids the look is no record that cannot be read.
+#[tokio::test]
+async fn a_forbidden_look_for_a_record_is_an_error_of_the_configuration() {
+    let server = server();
+    let store = forbidden(&server, "hget").await;
+    let acquired = acquire(&store, &limit("gcra", "gcra 9/h").overridable(), "a").await;
+    fails(acquired, ErrorKind::Config, "ACL SETUSER");
+}
+
 /// The driver has written the first limit's state before the server rejects a command of the second
 /// one.
 #[tokio::test]
