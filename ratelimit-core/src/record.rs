@@ -1,6 +1,7 @@
 //! [`Record`]: what an operator has decided for one caller under one limit.
 
 use crate::algorithms::Algorithm;
+use crate::decision::Decision;
 use crate::limit::Limit;
 use crate::refusal::Refusal;
 use crate::timestamp::Timestamp;
@@ -168,6 +169,15 @@ impl<A: Algorithm> Record<A> {
             (Change::Numbers(numbers, _), Change::Numbers(other, _)) => other.is_within(numbers),
             _ => false,
         }
+    }
+
+    /// Whether a decision at its numbers alone tells the right wait: the wait of a denial counts
+    /// with the end of the record, which only a batch knows how to do.
+    #[doc(hidden)]
+    #[inline]
+    #[must_use]
+    pub const fn tells_wait(&self, decision: &Decision) -> bool {
+        decision.allowed || self.until.is_none()
     }
 
     /// Whether it would take away what another one has raised, or end that earlier.

@@ -336,10 +336,12 @@ impl Tally {
         })
     }
 
-    /// The hashes of a caller's keys, which counting how near it came takes.
+    /// The hashes of a caller's keys, of which only counting how near it came takes some.
     pub(crate) fn key_hashes(&self, caller: &Caller) -> KeyHashes {
-        let counted = self.limits.iter().filter(|counts| counts.nearness.is_some());
-        counted.map(|counts| key_hash(&counts.limit, caller)).collect()
+        let hash = |counts: &LimitTally| {
+            counts.nearness.as_ref().and_then(|_| key_hash(&counts.limit, caller))
+        };
+        self.limits.iter().map(hash).collect()
     }
 
     /// Counts one decision about a caller with these keys.

@@ -243,13 +243,16 @@ impl<A: Algorithm> Batch<'_, A> {
             let at = algorithm.charged_at(state, now);
             let (step, charge, left) = match about {
                 IdState::Done | IdState::Unknown => {
-                    let keep = |decision| Step { decision, write: Write::Keep };
                     // A blocked caller extends nothing, also where its own lease has ended.
-                    let extends = self.op == Op::Extend;
-                    let by_record = || self.step_by_record(position, state, now);
-                    let step = extends.then(by_record).flatten();
-                    let shown = || keep(decide_without_charge(check, state, now));
-                    (step.unwrap_or_else(shown), Charge::none(check), None)
+                    let by_record = match self.op {
+                        Op::Extend => self.step_by_record(position, state, now),
+                        _ => None,
+                    };
+                    let step = by_record.unwrap_or_else(|| {
+                        let decision = decide_without_charge(check, state, now);
+                        Step { decision, write: Write::Keep }
+                    });
+                    (step, Charge::none(check), None)
                 }
                 IdState::New => {
                     let (step, charge, is_spared) = self.step_new(position, state, now)?;

@@ -137,7 +137,7 @@ impl<A: InMemory> Limit<A> {
     ) -> Option<Step<Compact>> {
         if let Some(numbers) = record.algorithm() {
             let step = self.step_compact_at(numbers, state, now, cost)?;
-            return (step.decision.allowed || record.end().is_none()).then_some(step);
+            return Some(step).filter(|step| record.tells_wait(&step.decision));
         }
         if self.warns_at_percent().is_some() {
             return None;

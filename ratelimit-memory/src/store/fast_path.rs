@@ -178,8 +178,7 @@ impl<A: InMemory, C: Clock> MemoryStore<A, C> {
         };
         let now = table.now_since_epoch(now)?;
         let (decision, next) = step_span(limit, numbers, state, now, check.cost)?;
-        // The wait counts with the end of the record, by another path.
-        if !decision.allowed && record.is_some_and(|record| record.end().is_some()) {
+        if record.is_some_and(|record| !record.tells_wait(&decision)) {
             return None;
         }
         if let Some(state) = next {
