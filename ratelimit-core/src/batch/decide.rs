@@ -282,21 +282,7 @@ impl<A: Algorithm> Batch<'_, A> {
                     )
                 }
                 IdState::Reserved(reservation) if self.op == Op::Extend => {
-                    let more = check.cost.saturating_sub(reservation.cost);
-                    if more > 0 && algorithm.has_leases() {
-                        let limit = check.limit.name().into();
-                        return Err(Refusal::Unsupported { limit, op: self.op });
-                    }
-                    let by_record = self.step_by_record(position, state, now);
-                    let (step, more, charge) = if let Some(step) = by_record {
-                        // What it does not charge stays out of the reservation.
-                        (step, 0, Charge::none(check))
-                    } else {
-                        let step = algorithm.step(state, now, more).costing(check.cost);
-                        let step = self.beyond_record(position, step, (state, now, more));
-                        (step, more, self.charge(check, reservation.cost, state, now))
-                    };
-                    let left = extend_reservation(reservation, (state, check, more), (now, at));
+                    let (step, charge, left) = self.extend(position, (state, now), reservation)?;
                     (step, charge, Some(left))
                 }
                 IdState::Reserved(reservation) => {
@@ -330,6 +316,33 @@ impl<A: Algorithm> Batch<'_, A> {
         let step = self.step(check, state, now)?;
         let step = self.beyond_record(position, step, (state, now, check.cost));
         Ok((step, self.charge(check, 0, state, now), false))
+    }
+
+    /// The extension of a reservation, what it charges, and what is reserved then. What a record
+    /// does not charge stays out of the reservation.
+    fn extend(
+        &self,
+        position: usize,
+        (state, now): (Option<&A::State>, Timestamp),
+        reservation: Reservation,
+    ) -> Result<(Step<A::State>, Charge, Reservation), Refusal> {
+        let check = &self.checks[position];
+        let algorithm = check.limit.algorithm();
+        let more = check.cost.saturating_sub(reservation.cost);
+        if more > 0 && algorithm.has_leases() {
+            let limit = check.limit.name().into();
+            return Err(Refusal::Unsupported { limit, op: self.op });
+        }
+        let (step, more, charge) = if let Some(step) = self.step_by_record(position, state, now) {
+            (step, 0, Charge::none(check))
+        } else {
+            let step = algorithm.step(state, now, more).costing(check.cost);
+            let step = self.beyond_record(position, step, (state, now, more));
+            (step, more, self.charge(check, reservation.cost, state, now))
+        };
+        let at = algorithm.charged_at(state, now);
+        let left = extend_reservation(reservation, (state, check, more), (now, at));
+        Ok((step, charge, left))
     }
 
     /// The settlement of a reservation, and what it charges. An exempt caller is charged no more
