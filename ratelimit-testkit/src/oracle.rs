@@ -246,6 +246,7 @@ fn open_window<'h>(
 /// The history after a charge of this many parts at `now_us`, or a refund if negative.
 fn after_charge(
     algorithm: &AnyAlgorithm,
+    op: Op,
     history: &[AccountChange],
     now_us: u64,
     parts: i128,
@@ -261,6 +262,14 @@ fn after_charge(
         AnyAlgorithm::Lockout(_) => {
             let charges = history.iter().filter(|event| event.parts > 0);
             charges.map(|event| event.at_us).fold(now_us, u64::max)
+        }
+        // While the window of the last charge is owed, all but a request counts in it, if there is
+        // room.
+        AnyAlgorithm::FixedWindow(_) if op != Op::Acquire => {
+            let last_us = history.last().map_or(now_us, |last| last.at_us);
+            let is_owed = remaining_parts(algorithm, &history, now_us) < capacity(algorithm);
+            let room = remaining_parts(algorithm, &history, last_us) + debt(algorithm);
+            if is_owed && parts <= room { last_us } else { effective_us(&history, now_us) }
         }
         _ => effective_us(&history, now_us),
     };
@@ -380,16 +389,17 @@ fn after_denied_attempt(
     match algorithm {
         AnyAlgorithm::SlidingCounter(_) => {
             let current = refundable(algorithm, history, now_us);
-            after_charge(algorithm, history, now_us, parts.min(capacity(algorithm) - current))
+            let parts = parts.min(capacity(algorithm) - current);
+            after_charge(algorithm, Op::Force, history, now_us, parts)
         }
         AnyAlgorithm::SlidingLog(_) => {
-            let mut history = after_charge(algorithm, history, now_us, parts);
+            let mut history = after_charge(algorithm, Op::Force, history, now_us, parts);
             let excess = sum(&history) - capacity(algorithm);
             take_off(&mut history, excess, Oldest);
             history
         }
         AnyAlgorithm::BucketedWindow(bucketed) => {
-            let mut history = after_charge(algorithm, history, now_us, parts);
+            let mut history = after_charge(algorithm, Op::Force, history, now_us, parts);
             // The shortest window comes first: what it has dropped, no longer window counts.
             let mut windows = bucketed.windows().to_vec();
             windows.sort_by_key(|window| window.span_us);
@@ -405,6 +415,7 @@ fn after_denied_attempt(
         }
         _ => after_charge(
             algorithm,
+            Op::Force,
             history,
             now_us,
             remaining_parts(algorithm, history, now_us).max(0),
@@ -442,7 +453,8 @@ fn decide_check(
         }
         Op::Settle | Op::Renew | Op::Extend => unreachable!("the oracle has no reservations"),
     };
-    let history = after_charge(algorithm, history, now_us, parts);
+    let op = if op == Op::Peek { Op::Acquire } else { op };
+    let history = after_charge(algorithm, op, history, now_us, parts);
     (decision_of(algorithm, &history, now_us, check.cost, true), history)
 }
 

@@ -71,7 +71,7 @@ proptest! {
         let (limit, store) = (limit("l", words), PureStore::new());
         let (capacity, debt) = (limit.algorithm().capacity(), limit.algorithm().debt());
         let aligned = matches!(limit.algorithm(), AnyAlgorithm::FixedWindow(_));
-        let (mut at_us, mut used) = (5 * us, Vec::<(u64, u64)>::new());
+        let (mut at_us, mut used) = (5 * us, Vec::<(u64, Option<u128>, u64)>::new());
         let mut reserved = [None::<u64>; 4];
         for (passes, op, id, parts) in story {
             at_us += passes * us.div_ceil(units) / 3;
@@ -89,16 +89,22 @@ proptest! {
                 Op::Extend if !verdict.allowed() => 0,
                 Op::Extend | Op::Settle => {
                     let before = known.unwrap_or_default();
+                    // What a settlement gives back was not used.
+                    let mut unused = if op == Op::Settle { before.saturating_sub(cost) } else { 0 };
+                    for (_, _, charged) in used.iter_mut().rev().filter(|(_, by, _)| *by == named) {
+                        let taken = unused.min(*charged);
+                        (*charged, unused) = (*charged - taken, unused - taken);
+                    }
                     *known = Some(if op == Op::Extend { before.max(cost) } else { cost });
                     cost.saturating_sub(before)
                 }
                 _ => cost,
             };
-            used.push((at_us, charged - verdict.forgiven()));
+            used.push((at_us, named, charged - verdict.forgiven()));
         }
-        for (first, (begin_us, _)) in used.iter().enumerate() {
+        for (first, (begin_us, ..)) in used.iter().enumerate() {
             let mut sum = 0;
-            for (end_us, charged) in &used[first..] {
+            for (end_us, _, charged) in &used[first..] {
                 sum += charged;
                 let back = if aligned {
                     (end_us / us - begin_us / us) * units
