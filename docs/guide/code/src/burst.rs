@@ -18,8 +18,11 @@ const END_MS: u32 = 25_000;
 const SAMPLE_MS: u32 = 250;
 /// How long a request keeps its lease of a concurrency limit.
 const WORK_MS: u32 = 1_500;
-/// Who sends requests. The marks of the second stand below those of the first.
-const CALLERS: [&str; 2] = ["caller", "other"];
+/// Who sends requests. The marks of the second stand below those of the first. The reader's own are
+/// the first caller's too, within rings.
+const CALLERS: [&str; 3] = ["caller", "other", "caller"];
+const OTHER: u8 = 1;
+const READER: u8 = 2;
 const BELOW: f64 = 6.0;
 
 /// The name of a drawing, its title in two parts, and its rows: a limit as text, and what the
@@ -56,7 +59,8 @@ const DRAWN: [Drawn; 2] = [
 pub struct Scene {
     /// The title, in two parts.
     pub title: [String; 2],
-    /// When each request comes, in milliseconds up to 25,000, and who sends it: 0 or 1.
+    /// When each request comes, in milliseconds up to 25,000, and who sends it: 0 for the caller, 1
+    /// for another, 2 for the reader in the caller's name.
     pub requests: Vec<(u32, u8)>,
     /// The limits as text, and what the reader should see of each.
     pub rows: Vec<(String, String)>,
@@ -109,7 +113,7 @@ fn decide(
         clock.set(Timestamp::ZERO + Duration::from_millis(time_ms.into()));
         leases.retain(|(end_ms, _)| time_ms < *end_ms); // dropping a lease releases it
         for (_, caller) in arrivals.iter().filter(|(at, _)| *at == time_ms) {
-            let key = CALLERS[usize::from(*caller > 0)];
+            let key = CALLERS[usize::from(*caller.min(&READER))];
             let is_admitted = if is_lease {
                 match limiter.request(key).lease_now()? {
                     Leased::Granted(lease) => {
@@ -300,7 +304,11 @@ impl Layout {
         }
         svg.path("area", &format!("{area}H{}V{}Z", px(self.x(END_MS)), px(empty)));
         for (time_ms, caller, is_admitted) in &row.requests {
-            let at = (self.x(*time_ms), top + self.marks + BELOW * f64::from(*caller));
+            let below = if *caller == OTHER { BELOW } else { 0.0 };
+            let at = (self.x(*time_ms), top + self.marks + below);
+            if *caller == READER {
+                svg.circle("ink-line", at, self.mark + 3.0);
+            }
             if *is_admitted {
                 svg.circle("yes", at, self.mark);
             } else {

@@ -162,7 +162,7 @@ fn draw(svg: &mut Svg, (left, top, length): (f64, f64, f64), panel: &Panel, stor
             svg.rect(class, (x.at(*from), top + FIELD.0), size);
         }
     }
-    let seconds = [0_u32, 40, 80, 120].map(|s| (f64::from(s), format!("{s} s")));
+    let seconds = [0_u32, 60, 120].map(|s| (f64::from(s), format!("{s} s")));
     plot.columns(svg, &seconds, false);
     let is_plain = panel.is_states || panel.series.is_empty();
     let ticks = ticks.into_iter().take(if is_plain { 1 } else { usize::MAX });
@@ -189,10 +189,17 @@ fn draw(svg: &mut Svg, (left, top, length): (f64, f64, f64), panel: &Panel, stor
     }
 }
 
-/// The styles of lines, one after the other.
+/// The styles of lines, one after the other. Every second one is dashed, so that it does not hide
+/// the one below it.
 fn styles() -> impl Iterator<Item = String> {
-    let styles = || LINES.iter().map(|line| format!("{line}-line"));
-    styles().chain(styles().map(|style| style + " dashed"))
+    let dashes = ["", " dashed"].into_iter().cycle();
+    let dashes = dashes.clone().take(LINES.len()).chain(dashes.skip(1));
+    LINES
+        .iter()
+        .cycle()
+        .zip(dashes)
+        .take(2 * LINES.len())
+        .map(|(line, dash)| format!("{line}-line{dash}"))
 }
 
 /// A bar for as long as a state lasts.

@@ -38,7 +38,7 @@ const STYLE: &str = "
   .no { fill: var(--no); }
   .other { fill: var(--edge); }
   .faint { fill-opacity: .25; }
-  .half { fill: var(--no); }
+  .half { fill: var(--ink); }
   .ink-line { stroke: var(--ink); stroke-width: 1.5; fill: none; }
   .yes-line { stroke: var(--yes); stroke-width: 1.7; fill: none; }
   .no-line { stroke: var(--no); stroke-width: 1.7; fill: none; }

@@ -148,7 +148,10 @@ pub(crate) fn drawings() -> Result<[Drawing; 2], Box<dyn Error>> {
     let said =
         |lines: &[Line]| lines.iter().map(|(_, words)| words.trim()).collect::<Vec<_>>().join("; ");
     let described = steps.iter().map(|Step { name, down, up, .. }| {
-        format!("{name}: to the request, {}; to the answer, {}.", said(down), said(up))
+        let parts = [("request", down), ("answer", up)];
+        let parts = parts.into_iter().filter(|(_, lines)| !lines.is_empty());
+        let parts = parts.map(|(what, lines)| format!("to the {what}, {}", said(lines)));
+        format!("{name}: {}.", parts.collect::<Vec<_>>().join("; "))
     });
     let described = described.collect::<Vec<_>>().join(" ");
     Drawing::both("request", |is_wide| {
