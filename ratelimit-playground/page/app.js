@@ -166,6 +166,7 @@ $("share").onclick = () => {
 function open_link() {
   const parts = new URLSearchParams(location.hash.slice(1));
   if (!parts.has("policy")) return false;
+  $("log").scrollIntoView();
   let policies;
   try {
     policies = ["policy", "other"].filter((name) => parts.has(name)).map((name) => unpacked(parts.get(name)));
@@ -176,7 +177,6 @@ function open_link() {
   [policy.value, other.value = ""] = policies;
   comparison.open = parts.has("other");
   options.value = parts.get("options") ?? "";
-  $("log").scrollIntoView();
   areRight();
   later();
   return true;
@@ -251,7 +251,7 @@ report.onload = () => {
 };
 
 function show({ page, said, error }) {
-  if (error === null) tell("Done."); else fail(error);
+  if (error === null) tell("Done: the report stands below."); else fail(error);
   if (page !== null) present(page);
   $("said").hidden = said.length === 0;
   $("said").lastElementChild.replaceChildren(...said.map((line) => {

@@ -50,7 +50,7 @@ enum Pattern {
 impl Settings {
     pub(crate) fn draw(&self) -> Result<String, Box<dyn Error>> {
         let mut requests = self.requests();
-        requests.extend(self.added_ms.iter().map(|at| (*at, 0)));
+        requests.extend(self.added_ms.iter().map(|at| (*at, 2)));
         requests.sort_unstable();
         let rows = self.algorithms.iter().filter_map(|name| self.row(name));
         let all = requests.len();

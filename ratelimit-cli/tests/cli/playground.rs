@@ -28,26 +28,24 @@ fn until(expression: &str) -> String {
     )
 }
 
-/// Whether the report of the newest replay is there.
-const SHOWN: &str = "document.querySelector('#report').contentDocument?.querySelector('#data') && \
-                     document.querySelector('#status').textContent === 'Done.'";
-
-/// Whether the report names this log.
+/// Whether a report is there, whole, and is of a log whose name contains these words.
 fn with_name(log: &str) -> String {
+    let page = "document.querySelector('#report').contentDocument";
     format!(
-        "document.querySelector('#report').contentDocument?.body?.textContent.includes('{log}')"
+        "{page}?.readyState === 'complete' && {page}.querySelector('#data') && {page}.body.textContent.includes('{log}')"
     )
 }
 
-/// Whether the report of the newest replay is there, and of this log.
+/// Whether the newest replay has ended well, and its report is of this log.
 fn of(log: &str) -> String {
-    format!("{SHOWN} && {}", with_name(log))
+    let status = "document.querySelector('#status').textContent";
+    format!("{status} === 'Done: the report stands below.' && {}", with_name(log))
 }
 
 /// Takes the example, and resolves once its report is there.
 fn report_of_example() -> String {
     let begin = "document.querySelector('#status').textContent = ''; document.querySelector('#example').click()";
-    format!("(async () => {{ {begin}; await {}; }})()", until(SHOWN))
+    format!("(async () => {{ {begin}; await {}; }})()", until(&of("access.log")))
 }
 
 /// The page with all its files.
@@ -183,7 +181,7 @@ fn the_playground_counts_as_the_tool_and_asks_for_nothing() {
     let loaded = site.asked();
     browser.events.clear();
     choose(&mut browser, &[scene.path("access.log")]);
-    browser.evaluate(&until(SHOWN));
+    browser.evaluate(&until(&of("access.log")));
     let told = scene.replay(&["--json", "access.log"]).exits(0).json();
     assert_eq!(report(&mut browser), told[0]);
 
