@@ -36,6 +36,9 @@ pub fn page(report: &Report<'_>) -> String {
     let others = totals(tally).rows.into_iter().skip(3).filter(|row| row[1] != "0");
     let headline = match (tally.requests, tally.denied) {
         (0, _) => "The input has no requests".to_owned(),
+        (_, 0) if tally.limits.iter().all(|counts| counts.applied == 0) => {
+            "No limit applied to a request".to_owned()
+        }
         (_, 0) => "No request would have been denied".to_owned(),
         (all, denied) => share(denied, all) + " of requests would have been denied",
     };
@@ -157,7 +160,7 @@ fn offender_rows(tally: &Tally, offender: &Offender<'_>) -> Markup {
                         @if let Some(details) = &denials.details {
                             @for (path, denied) in details.paths.top(PATHS) {
                                 " · " (printable(path, NAME_CHARS)) "\u{a0}"
-                                @if denied.others > 0 { "≤\u{2009}" }
+                                @if denied.others > 0 { "at most\u{a0}" }
                                 "×" (count(denied.most))
                             }
                             @if let Some(agent) = &details.agent { " · " (printable(agent, NAME_CHARS)) }

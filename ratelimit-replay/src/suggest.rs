@@ -116,12 +116,15 @@ impl Needs {
     }
 
     /// The number of callers by what they needed: exactly below 100, above rounded up to two
-    /// digits.
+    /// digits, though not beyond the capacity where it was enough.
     pub(crate) fn histogram(&self) -> BTreeMap<u64, u64> {
+        let capacity = self.algorithm.capacity();
         let mut histogram = BTreeMap::new();
         for need in &self.capacities {
             let unit = 10_u64.pow(need.ilog10().saturating_sub(1));
-            *histogram.entry(need.div_ceil(unit).saturating_mul(unit)).or_default() += 1;
+            let rounded = need.div_ceil(unit).saturating_mul(unit);
+            let most = if *need <= capacity { capacity } else { u64::MAX };
+            *histogram.entry(rounded.min(most)).or_default() += 1;
         }
         histogram
     }

@@ -186,6 +186,7 @@ pub(super) fn needs(needs: &BTreeMap<u64, u64>, capacity: u64) -> Markup {
         needs.keys().copied().filter(|need| *need < u64::MAX).max().unwrap_or(1).max(capacity);
     // A need that no limit meets stands at the edge.
     let x = |need: u64| (4_000 + scale(log2(need), WHOLE - 8_000, log2(most))).min(WHOLE - 2_000);
+    let is_rounded = needs.keys().any(|need| *need > 100);
     let rows = needs.iter().map(|(need, callers)| vec![count(*need), count(*callers)]);
     let ticks = (0..20).map(|power| 10_u64.saturating_pow(power)).take_while(|tick| *tick <= most);
     html! {
@@ -204,7 +205,7 @@ pub(super) fn needs(needs: &BTreeMap<u64, u64>, capacity: u64) -> Markup {
                     text x=(percent(x(tick))) y="100%" dy="-.3em" text-anchor="middle" { (count(tick)) }
                 }
             }
-            p.axis-title { "needed at once" }
+            p.axis-title { "needed at once" @if is_rounded { ", above 100 rounded up to two digits" } }
         }
         details {
             summary { "Numbers of this chart" }
