@@ -173,6 +173,11 @@ impl Caller {
         })
     }
 
+    /// The bare key of a trace. Of an access log, it is an identifier that has a name.
+    pub fn bare_of_trace(&self) -> Option<&str> {
+        self.bare.as_deref().filter(|_| !self.named.bare_only)
+    }
+
     /// The caller as people read it: `alice`, or `ip=192.0.2.7 user=bob`.
     pub fn display(&self) -> String {
         let bare = self.bare.iter().map(ToString::to_string);

@@ -6,7 +6,7 @@ use ratelimit_replay::input::FormatArg;
 use ratelimit_replay::named::Named as _;
 use ratelimit_replay::replay::Reading;
 use ratelimit_replay::table::TextTable;
-use ratelimit_replay::text::{duration, time};
+use ratelimit_replay::text::{duration, printable, time};
 use serde_json::json;
 
 use crate::args::FormatsArgs;
@@ -40,7 +40,7 @@ pub(super) fn run(args: &FormatsArgs) -> Result<u8, Failure> {
         let requests = shown.iter().map(|entry| {
             json!({
                 "at_us": entry.at.as_us(), "duration_us": entry.duration_us, "agent": entry.agent_text(),
-                "keys": entry.caller.named,
+                "key": entry.caller.bare_of_trace(), "keys": entry.caller.named,
             })
         });
         let line = json!({ "format": format, "requests": requests.collect::<Vec<_>>() });
@@ -48,7 +48,10 @@ pub(super) fn run(args: &FormatsArgs) -> Result<u8, Failure> {
     }
     let rows = shown.iter().map(|entry| {
         let took = entry.duration_us.map(|us| format!(" took={}", duration(us)));
-        vec![time(entry.at), entry.caller.named.display() + &took.unwrap_or_default()]
+        let key = entry.caller.bare_of_trace().map(|key| format!("key={}", printable(key, 200)));
+        let named = Some(entry.caller.named.display()).filter(|named| !named.is_empty());
+        let caller = key.into_iter().chain(named).collect::<Vec<_>>().join(" ");
+        vec![time(entry.at), caller + &took.unwrap_or_default()]
     });
     let table = TextTable::new(&["@arrival", "request"], rows);
     super::print(format!("{}: {format}\n{}", requests.names(), table.text()))

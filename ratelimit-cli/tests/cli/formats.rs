@@ -17,6 +17,9 @@ fn formats_lists_those_with_names_and_shows_what_an_input_would_be_read_as() {
     assert_eq!(ran.out.matches(shown).count(), 3, "{}", ran.out);
     let tenant = ["formats", "--json", "--identifier", "tenant=path~^/t/(.+)", "input"];
     scene.run(&tenant).exits(0).says(&["\"tenant\":\"acme\""]);
+    scene.write("input", "{\"at_us\":5,\"key\":\"bob\",\"keys\":{\"plan\":\"free\"}}\n");
+    scene.run(&["formats", "input"]).exits(0).says(&["  key=bob plan=free\n"]);
+    scene.run(&["formats", "--json", "input"]).exits(0).says(&["\"key\":\"bob\""]);
     scene.write("input", "hello\n");
     scene.run(&["formats", "input"]).exits(2).says(&["its format is not known"]);
 }

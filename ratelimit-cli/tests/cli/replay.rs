@@ -121,6 +121,10 @@ fn an_input_without_a_request_exits_with_2_and_says_what_is_wrong_and_names_the_
     // Of what is no log at all, nothing else is said, and nothing is summed up.
     let ran = check("hello\nworld\n".repeat(2_000), &[], 2, 0, &[]);
     assert!(ran.out.is_empty() && ran.err.lines().count() == 1, "{ran:?}");
+    // Nor of another program's JSON.
+    let json = "{\"remote_addr\":\"192.0.2.7\",\"time\":\"2015-05-17T10:05:03Z\"}\n";
+    let ran = check(json, &[], 2, 0, &["try --fields ip=remote_addr,time=time"]);
+    assert_eq!(ran.err.lines().count(), 1, "{ran:?}");
 }
 
 #[test]

@@ -3,6 +3,8 @@
 
 use std::sync::Arc;
 
+use serde::de::IgnoredAny;
+
 use super::csv::{self, Csv};
 use super::entry::{BadLine, NAMED_BAD_LINES, TOO_LONG, kept_line};
 use super::found::LogOptions;
@@ -82,7 +84,10 @@ impl Detector {
                 return Ok(None);
             }
             if is_auto && bytes.trim_ascii_start().starts_with(b"{") {
-                self.likely = FormatArg::Jsonl;
+                // An object without a time of a trace is of another log.
+                if serde_json::from_slice::<IgnoredAny>(bytes).is_err() {
+                    self.likely = FormatArg::Jsonl;
+                }
             } else if is_auto && bytes.windows(5).any(|five| five == b"at_us") {
                 self.likely = FormatArg::Csv;
             }

@@ -32,6 +32,7 @@ pub(crate) fn guess(line: &[u8]) -> String {
     let text = String::from_utf8_lossy(&inner);
     let mut found = [const { None }; PARTS.len()];
     let object = serde_json::from_str::<Value>(&text).ok().filter(Value::is_object);
+    let is_object = object.is_some();
     let option = if let Some(object) = object {
         in_object(&object, &mut String::new(), &mut found);
         let fields = PARTS.iter().zip(&found).filter_map(|((.., name), found)| {
@@ -54,12 +55,17 @@ pub(crate) fn guess(line: &[u8]) -> String {
     let lacks = PARTS[..2].iter().zip(&found).filter(|(_, found)| found.is_none());
     told.extend(lacks.map(|((what, ..), _)| format!("{what} is not to be seen")));
     let remedy = match option {
-        Some(option) => format!("try {option}"),
-        None => "tell it by --log-format or --fields".to_owned(),
+        Some(option) => format!("If that is right, try {option}"),
+        None if is_object => {
+            "Name the fields, such as --fields ip=client.ip,time=ts,path=url".to_owned()
+        }
+        None => {
+            "Tell what stands where, such as --log-format '$remote_addr [$time_local] \"$request\"'"
+                .to_owned()
+        }
     };
     format!(
-        "its format is not known. Its first line is {}; {}. If that is right, {remedy}; `ratelimit formats` lists the \
-         formats that have names",
+        "its format is not known. Its first line is {}; {}. {remedy}, or name one of the known formats with --format",
         quote(&String::from_utf8_lossy(line), 100),
         told.join(", "),
     )
@@ -176,9 +182,9 @@ mod tests {
             ),
             ("2015-05-17T10:05:03Z hello", "the client is not to be seen"),
             ("hello", "the time is not to be seen"),
-            ("{}", "tell it by --log-format or --fields"),
-            ("", "tell it by"),
-            ("[ \" ]", "tell it by"),
+            ("{}", "such as --fields ip=client.ip,time=ts,path=url"),
+            ("", "such as --log-format '$remote_addr [$time_local]"),
+            ("[ \" ]", "such as --log-format"),
         ] {
             let guess = guess(line.as_bytes());
             assert!(guess.contains(says), "{line}\n→ {guess}\nlacks {says}");

@@ -40,7 +40,7 @@ named! {
         "envoy" => Envoy,
         /// Envoy, as JSON with the fields of Istio.
         "envoy-json" => EnvoyJson,
-        /// `HAProxy`, HTTP.
+        /// HAProxy, HTTP.
         "haproxy" => Haproxy,
         /// Application load balancers of AWS.
         "alb" => Alb,
@@ -48,7 +48,7 @@ named! {
         "elb" => Elb,
         /// Server access logs of Amazon S3.
         "s3" => S3,
-        /// Fields named by `#Fields:`, as of IIS and `CloudFront`.
+        /// Fields named by `#Fields:`, as of IIS and CloudFront.
         "w3c" => W3c,
         /// Squid's native format.
         "squid" => Squid,

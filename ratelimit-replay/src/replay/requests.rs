@@ -249,7 +249,7 @@ impl ReplayedRequests {
         let format = input.format.as_ref().map(|format| format!(" as {}", format.name));
         Some(Failure::input(format!(
             "{}: only {} of {lines} can be read{}; mend the others, or name the format with --format or --log-format if it is \
-             another (`ratelimit formats` lists them)",
+             another",
             input.name.display(),
             count(input.read),
             format.unwrap_or_default()
