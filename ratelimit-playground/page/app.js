@@ -227,7 +227,7 @@ function run() {
   $("running").hidden = false;
   tell("Replaying …");
   worker = new Worker(workerUrl);
-  worker.postMessage({ module, request, files: files.map(({ blob }) => blob) });
+  worker.postMessage({ module, request, files });
   worker.onmessage = ({ data }) => {
     if (data.read !== undefined) {
       $("progress").value = data.read;
@@ -242,16 +242,23 @@ function run() {
   };
 }
 
-const fit = () => { report.style.height = `${report.contentDocument.documentElement.scrollHeight}px`; };
+// As high as what it shows, which `scrollHeight` tells only of what is higher than the frame.
+const fit = () => {
+  const { height } = report.contentDocument.documentElement.getBoundingClientRect();
+  report.style.height = `${Math.ceil(height)}px`;
+};
 addEventListener("resize", fit);
 report.onload = () => {
+  // A bar to scroll with would take width while the frame grows, and so make lines wrap.
+  report.contentDocument.documentElement.style.overflow = "hidden";
   fit();
   report.contentDocument.addEventListener("toggle", fit, true); // lines that fold out
   takes_drops(report.contentWindow);
 };
 
 function show({ page, said, error }) {
-  if (error === null) tell("Done: the report stands below."); else fail(error);
+  const log = files.length === 1 ? files[0].name : `${files.length} logs`;
+  if (error === null) tell(`Done: the report of ${log} stands below.`); else fail(error);
   if (page !== null) present(page);
   $("said").hidden = said.length === 0;
   $("said").lastElementChild.replaceChildren(...said.map((line) => {
@@ -270,17 +277,25 @@ function present(page) {
   $("save").hidden = false;
 }
 
+// The field names the logs of the report, however they came.
+function name_files() {
+  const chosen = new DataTransfer();
+  for (const file of files) chosen.items.add(file);
+  $("files").files = chosen.files;
+}
+
 function take(list) {
   if (list.length === 0) return;
-  files = list;
+  files = Array.from(list);
+  name_files();
   fail("", false);
   run();
 }
-const take_files = (list) => take(Array.from(list, (file) => ({ name: file.name, blob: file })));
 
 $("files").onclick = () => { $("files").value = ""; }; // the same file may be chosen again, when it has changed
-$("files").onchange = () => take_files($("files").files);
-$("example").onclick = () => take([{ name: "access.log", blob: exampleLog }]);
+$("files").oncancel = name_files;
+$("files").onchange = () => take($("files").files);
+$("example").onclick = () => take([new File([exampleLog], "access.log")]);
 $("cancel").onclick = () => {
   stop();
   fail("Cancelled.", false);
@@ -294,7 +309,7 @@ function takes_drops(target) {
       if (!event.dataTransfer?.types.includes("Files")) return;
       event.preventDefault();
       $("drop").classList.toggle("over", name === "dragover");
-      if (name === "drop") take_files(event.dataTransfer.files);
+      if (name === "drop") take(event.dataTransfer.files);
     });
   }
 }

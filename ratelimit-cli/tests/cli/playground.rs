@@ -36,10 +36,14 @@ fn with_name(log: &str) -> String {
     )
 }
 
-/// Whether the newest replay has ended well, and its report is of this log.
+/// Whether the newest replay has ended well, its report is of this log, and the field names it.
 fn of(log: &str) -> String {
     let status = "document.querySelector('#status').textContent";
-    format!("{status} === 'Done: the report stands below.' && {}", with_name(log))
+    let field = "document.querySelector('#files').files[0]?.name";
+    format!(
+        "{status} === 'Done: the report of {log} stands below.' && {field} === '{log}' && {}",
+        with_name(log)
+    )
 }
 
 /// Takes the example, and resolves once its report is there.
@@ -193,6 +197,18 @@ fn the_playground_counts_as_the_tool_and_asks_for_nothing() {
         scene.replay(&["--json", "--compare", "other.toml", "access.log.gz"]).exits(0).json();
     assert_eq!(report(&mut browser), told[0]);
 
+    // The field that a click has emptied names them again if no other is chosen.
+    choose(&mut browser, &["access.log", "access.log.gz"].map(|name| scene.path(name)));
+    browser.evaluate(&until(
+        "document.querySelector('#status').textContent === 'Done: the report of 2 logs stands below.'",
+    ));
+    let named = browser.evaluate(
+        "(() => { const e = document.querySelector('#files'); const names = () => Array.from(e.files, ({ name }) => name).join();
+          e.addEventListener('click', (event) => event.preventDefault()); e.click(); const clicked = names();
+          e.dispatchEvent(new Event('cancel')); return [clicked, names()]; })()",
+    );
+    assert_eq!(named, json!(["", "access.log,access.log.gz"]));
+
     // Its own worker and the page of the report are no requests.
     assert_eq!(site.asked(), loaded, "{:?}", site.asked);
     let asked =
@@ -326,6 +342,43 @@ fn options_tell_how_a_log_is_read_as_those_of_the_tool_and_are_shared() {
         let says = ran.err.lines().next().and_then(|line| line.strip_prefix("error: "));
         assert_eq!(told, json!([says, "true"]));
     }
+}
+
+#[test]
+fn the_frame_is_as_high_as_its_report() {
+    let Some((site, mut browser)) = site_and_browser() else { return };
+    let scene = Scene::new("");
+    scene.write(
+        "short.log",
+        "192.0.2.1 - - [01/Mar/2026:09:00:01 +0000] \"GET / HTTP/1.1\" 200 1\n",
+    );
+    let fits = until(
+        "((e) => Math.abs(e.clientHeight - e.contentDocument.querySelector('main').getBoundingClientRect().height) < 1)
+          (document.querySelector('#report'))",
+    );
+    let fold = |is_open: bool| {
+        format!(
+            "for (const e of document.querySelector('#report').contentDocument.querySelectorAll('details')) e.open = {is_open}; 0"
+        )
+    };
+    let resize = |browser: &mut Chromium, width: u64| {
+        let size =
+            json!({ "width": width, "height": 800, "deviceScaleFactor": 1, "mobile": false });
+        browser.ask("Emulation.setDeviceMetricsOverride", &size);
+    };
+    open(&mut browser, &site.url);
+    resize(&mut browser, 360);
+    browser.evaluate(&report_of_example());
+    browser.evaluate(&fits);
+    for step in [&fold(true), &fold(false)] {
+        browser.evaluate(step);
+        browser.evaluate(&fits);
+    }
+    resize(&mut browser, 1_200);
+    browser.evaluate(&fits);
+    choose(&mut browser, &[scene.path("short.log")]);
+    browser.evaluate(&until(&of("short.log")));
+    browser.evaluate(&fits);
 }
 
 #[test]
