@@ -54,8 +54,16 @@ pub(crate) fn outputs(args: &ReplayArgs) -> Result<(Option<Decisions>, Option<Fi
 }
 
 /// Empties a file. Pipes and terminals have no contents to remove.
-pub(crate) fn empty(file: &File) -> io::Result<()> {
+fn empty(file: &File) -> io::Result<()> {
     if file.metadata()?.is_file() { file.set_len(0) } else { Ok(()) }
+}
+
+/// Gives a file these contents. If that fails, it is empty, and not a piece of them.
+pub(crate) fn fill(mut file: &File, contents: &[u8]) -> io::Result<()> {
+    empty(file)?;
+    file.write_all(contents).inspect_err(|_| {
+        let _ = empty(file);
+    })
 }
 
 /// What identifies a file by whatever name; `None` for what cannot be overwritten, such as a

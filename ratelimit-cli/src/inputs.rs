@@ -74,7 +74,12 @@ pub(crate) fn requests(
     let bar = ProgressBar::no_length().with_prefix(what);
     let mut inputs = Vec::with_capacity(paths.len());
     let mut total = Some(0_u64);
-    for path in paths {
+    for (place, path) in paths.iter().enumerate() {
+        let same = |other: &PathBuf| same_file::is_same_file(path, other).unwrap_or(false);
+        if path.is_file() && paths[..place].iter().any(same) {
+            let what = "is named twice, and its requests would count twice; name it once";
+            return Err(Failure::input(format!("INPUT {}: {what}", path.display())));
+        }
         let (input, length) = open(path)?;
         total = total.zip(length).map(|(total, length)| total.saturating_add(length));
         inputs.push(NamedInput { name: path.clone(), bytes: Box::new(bar.wrap_read(input)) });

@@ -27,10 +27,9 @@ pub enum Refusal {
         /// method = "POST"`.
         wanted: String,
     },
-    /// The request lacks an identifier of a [required](crate::Limit::required) limit.
-    #[error(
-        "limit {limit:?} is required and wants {wanted}; the request has {had}; add the missing identifier"
-    )]
+    /// The request lacks an identifier of a [required](crate::Limit::required) limit, or of the
+    /// limit of its record.
+    #[error("limit {limit:?} wants {wanted}; the request has {had}; add the missing identifier")]
     MissingIdentifier {
         /// The limit's name.
         limit: String,

@@ -145,11 +145,14 @@ impl Window {
     }
 
     /// The smallest capacity of the limit's algorithm that has room for what a caller has now used
-    /// of this window.
+    /// of this window. That of a lockout is larger than the count, which locks out when it is
+    /// reached.
     fn need(&self, decision: &Decision) -> u64 {
         let used = if decision.allowed { decision.limit - decision.remaining } else { u64::MAX };
         let [capacity, of_window] = self.capacities;
-        let need = u128::from(used.saturating_sub(1)) * capacity / of_window + 1;
+        let locks_out = matches!(self.limit.algorithm(), AnyAlgorithm::Lockout(_));
+        let below = used.saturating_sub(u64::from(!locks_out));
+        let need = u128::from(below) * capacity / of_window + 1;
         u64::try_from(need).unwrap_or(u64::MAX)
     }
 

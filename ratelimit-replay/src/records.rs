@@ -50,6 +50,8 @@ pub fn read(
     limits: &Limits<AnyAlgorithm>,
 ) -> Result<Vec<GivenRecord>, Failure> {
     let (mut records, mut seen) = (Vec::new(), HashSet::new());
+    // Some editors write a mark before it.
+    let text = text.strip_prefix('\u{feff}').unwrap_or(text);
     for (line, number) in text.lines().zip(1_u64..).filter(|(line, _)| !line.trim().is_empty()) {
         let wrong = |why| Failure::input(format!("{name}: line {number}: {why}"));
         let Some(one) = parse(line, limits).map_err(wrong)? else { continue };
@@ -65,10 +67,16 @@ pub fn read(
 /// The record of a line; `None` for the totals of a list.
 fn parse(line: &str, limits: &Limits<AnyAlgorithm>) -> Result<Option<GivenRecord>, String> {
     let fields: Map<String, Value> = serde_json::from_str(line).map_err(|error| reason(&error))?;
-    if !fields.contains_key("limit") && fields.contains_key("max_keys_reached") {
-        return Ok(None);
+    if !fields.contains_key("limit")
+        && let Some(is_cut) = fields.get("max_keys_reached")
+    {
+        return if is_cut == true {
+            Err("the list is cut: there are more keys; list the records again with a larger --max-keys".into())
+        } else {
+            Ok(None)
+        };
     }
-    let line = Line::deserialize(Value::Object(fields)).map_err(|error| reason(&error))?;
+    let line: Line = serde_json::from_str(line).map_err(|error| reason(&error))?;
     let name = line.limit.ok_or("names no limit; add \"limit\": \"…\"")?;
     let limit = limit_named(limits, &name)?;
     limit.takes_records().map_err(|refusal| refusal.to_string())?;

@@ -13,7 +13,7 @@ use crate::failure::Failure;
 use crate::input::{BadLine, FormatArg, NAMED_BAD_LINES};
 use crate::named::Named as _;
 use crate::suggest::finer_than_a_second;
-use crate::summary::WARNING;
+use crate::summary::{WARNING, idle_records};
 use crate::tally::{Decided, Tally};
 use crate::text::plural;
 use crate::watcher::Watcher;
@@ -101,7 +101,8 @@ impl ReplayOutcome {
     ) -> Vec<String> {
         let is_coarse = self.order.is_in_seconds;
         let fine = is_coarse.then(|| finer_than_a_second(limits)).flatten();
-        let notes = self.order.note().into_iter().chain(fine).chain(others);
+        let idle = idle_records(&self.tally);
+        let notes = self.order.note().into_iter().chain(fine).chain(idle).chain(others);
         notes.chain(self.hints.iter().cloned()).collect()
     }
 

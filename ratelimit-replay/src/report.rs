@@ -186,6 +186,10 @@ fn fit(counts: &LimitTally) -> Markup {
     let limit = &counts.limit;
     let (algorithm, names) = (limit.algorithm(), counts_by(limit));
     let verb = if limit.is_shadow() { "would have denied" } else { "denied" };
+    let (alone, none) = match algorithm {
+        AnyAlgorithm::Lockout(_) => ("would lock out", "locks out"),
+        _ => ("would deny", "denies"),
+    };
     let observed = counts.needs.as_ref().zip(counts.nearness.as_ref());
     html! {
         section.limit aria-label=(format!("Limit {}", limit.name())) {
@@ -199,13 +203,13 @@ fn fit(counts: &LimitTally) -> Markup {
                     "It " (verb) " " strong { (count(counts.denied)) } " of "
                     (plural(counts.applied, "request", "requests")) " (" (share(counts.denied, counts.applied))
                     "), from " strong { (count(nearness.histogram().callers_denied)) } " of "
-                    (callers(needs.callers(), limit)) ". Alone it would deny " (count(needs.callers_denied_by(algorithm))) " of them"
+                    (callers(needs.callers(), limit)) ". Alone it " (alone) " " (count(needs.callers_denied_by(algorithm))) " of them"
                     @if let Some(most) = needs.most_admitted() {
                         "; the busiest caller that fits needed " (count(most)) " of " (count(algorithm.capacity())) " at once"
                     }
                     @if let Some(enough) = needs.smallest(0) {
                         "; " code { (setting(&enough)) }
-                        @if enough.capacity() > algorithm.capacity() { " denies none." } @else { " is enough for all." }
+                        @if enough.capacity() > algorithm.capacity() { " " (none) " none." } @else { " is enough for all." }
                     } @else if algorithm.capacity() == 0 { "; its rate is 0." } @else { "; no limit of its kind is large enough for all." }
                 }
                 @if let Some(percent) = limit.warns_at_percent() {

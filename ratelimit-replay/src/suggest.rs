@@ -3,7 +3,8 @@
 //!
 //! A caller needs the most that it used at once of the same limit without a bound: with that
 //! capacity and any larger one the limit alone denies it nothing, with a smaller one at least once.
-//! A forced charge counts in full.
+//! A forced charge counts in full. Of a lockout it needs one more: the charge that reaches the
+//! count locks it out, whether it comes back meanwhile or not.
 
 use std::collections::BTreeMap;
 
@@ -91,7 +92,7 @@ impl Needs {
         self.capacities.len() as u64
     }
 
-    /// How many callers this algorithm alone denies at least once.
+    /// How many callers this algorithm alone denies at least once, or locks out.
     pub fn callers_denied_by(&self, algorithm: &AnyAlgorithm) -> u64 {
         self.capacities.partition_point(|need| *need > algorithm.capacity()) as u64
     }

@@ -2,12 +2,15 @@
 
 use std::fmt::Write;
 
+use ratelimit_core::{AnyAlgorithm, Limit};
+
+use crate::address::client_as_counted;
 use crate::caller::{counts_by, key_as_arguments};
 use crate::compare::Comparison;
 use crate::records::described;
 use crate::table::TextTable;
 use crate::tally::{Denials, Tally};
-use crate::text::{count, duration, printable, share, time};
+use crate::text::{count, duration, plural, printable, share, time};
 
 /// The number of callers that a table of the summary shows.
 const CALLERS: usize = 10;
@@ -162,6 +165,28 @@ pub(crate) fn records_table(tally: &Tally, most: usize) -> TextTable {
         ]
     });
     TextTable::new(&["caller", "limit", "record", "#requests", "#denied"], rows)
+}
+
+/// That records decided no request, and how their callers may be named.
+pub(crate) fn idle_records(tally: &Tally) -> Option<String> {
+    let all = tally.records();
+    let mut idle = all.iter().filter(|(.., counts)| counts.requests == 0);
+    let number = idle.clone().count() as u64;
+    let (limit, key, _) = idle.next()?;
+    let network = |(limit, key, _): &(&Limit<AnyAlgorithm>, &str, _)| {
+        let is_address = limit.identifier_names().eq(["ip"]);
+        let counted = client_as_counted(key, 64);
+        (is_address && *key != counted).then(|| format!("; a log counts {key} as {counted}"))
+    };
+    let network = all.iter().filter(|(.., counts)| counts.requests == 0).find_map(network);
+    Some(format!(
+        "{} of {} decided no request, such as {} under {}{}",
+        count(number),
+        plural(all.len() as u64, "record", "records"),
+        printable(&key_as_arguments(limit, key), 80),
+        limit.name(),
+        network.unwrap_or_default()
+    ))
 }
 
 /// A caller as a table shows it.

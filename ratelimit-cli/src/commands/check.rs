@@ -26,6 +26,13 @@ pub(super) fn run(args: &CheckArgs) -> Result<u8, Failure> {
     let url = StoreUrl::parse(&args.caller.store)?;
     let caller = args.caller.caller(&limits)?;
     let op = if args.peek { Op::Peek } else { Op::Acquire };
+    if let Some(twice) = (1..args.cost.len())
+        .find(|at| args.cost[..*at].iter().any(|(limit, _)| *limit == args.cost[*at].0))
+    {
+        let of =
+            args.cost[twice].0.as_ref().map_or_else(String::new, |limit| format!(" for {limit}"));
+        return Err(Failure::input(format!("--cost: two costs are given{of}; give one")));
+    }
     let costs = args.cost.iter().fold(LimitCosts::from(1), |costs, (limit, cost)| match limit {
         Some(limit) => costs.with(limit, *cost),
         None => costs.with_others(*cost),
@@ -59,7 +66,10 @@ pub(super) fn run(args: &CheckArgs) -> Result<u8, Failure> {
         let mut lines = format!("{caller} at cost {}: {answer}\n", costs_of(&entry.costs));
         for (_, one) in decided.each() {
             let told = sentence(one.configured(), one.decision(), one.account().owed);
-            let _ = writeln!(lines, "  {told}");
+            let warns = one.configured().warns_at_percent().filter(|_| one.is_warned());
+            let warned =
+                warns.map_or_else(String::new, |percent| format!("; warns at {percent} %"));
+            let _ = writeln!(lines, "  {told}{warned}");
         }
         lines
     };

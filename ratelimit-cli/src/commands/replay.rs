@@ -134,10 +134,10 @@ fn finish(
         let _ = writeln!(io::stderr(), "{warning}");
     }
     let told = Report { title, notes, tally: &tally, comparison, speed };
-    if let (Some(path), Some(mut file)) = (&args.report, report) {
-        let page = report::page(&told);
-        let written = files::empty(&file).and_then(|()| file.write_all(page.as_bytes()));
-        written.map_err(|error| Failure::writing(path, &error))?;
+    let mut written = Ok(());
+    if let (Some(path), Some(file)) = (&args.report, report) {
+        written = files::fill(&file, report::page(&told).as_bytes())
+            .map_err(|error| Failure::writing(path, &error));
     }
     let text = if args.json { json_line(&report::data(&told)) } else { summary::text(&told) };
     if args.decisions.as_deref().is_some_and(is_dash) {
@@ -145,7 +145,8 @@ fn finish(
     } else {
         super::print(text)?;
     }
-    ended.map(|()| 0)
+    // What was counted is told, though the report may not be there.
+    written.and(ended).map(|()| 0)
 }
 
 fn printable_path(path: &Path) -> String {

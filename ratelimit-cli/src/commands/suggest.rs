@@ -93,7 +93,13 @@ pub(super) fn run(args: &SuggestArgs) -> Result<u8, Failure> {
             let proposed = policy::with_settings(&text, &settings.collect::<Vec<_>>());
             let written =
                 File::create_new(path).and_then(|mut file| file.write_all(proposed.as_bytes()));
-            written.map_err(|error| Failure::writing(path, &error))?;
+            written.map_err(|error| match error.kind() {
+                io::ErrorKind::AlreadyExists => Failure::input(format!(
+                    "--write {}: the file exists, and is left as it is; name a new one",
+                    path.display()
+                )),
+                _ => Failure::writing(path, &error),
+            })?;
         }
         let most = rows.iter().map(|row| row.needs.callers()).max().unwrap_or(0);
         let none = (args.target.is_some_share() && args.target.part_of(most) == 0).then(|| {
@@ -208,6 +214,8 @@ fn table(args: &SuggestArgs, notes: &str, rows: &[Row<'_>]) -> String {
     let table = TextTable::new(&columns, rows.iter().map(line)).text();
     let spread = "\"if spread\" is what the limit as it is denies, and what to write, if the requests of each second came\n\
                   spread evenly within it; the truth is between the two.\n";
+    let locks_out = "Of a lockout, \"denied\" is the number of callers that it locks out, though some may not come back meanwhile.\n";
+    let is_lockout = |row: &Row<'_>| matches!(row.limit.algorithm(), AnyAlgorithm::Lockout(_));
     names_of(&args.log.inputs)
         + "\n\n"
         + notes
@@ -216,4 +224,5 @@ fn table(args: &SuggestArgs, notes: &str, rows: &[Row<'_>]) -> String {
          in a replay of all proposed limits together, in which a request that another limit denies is not charged.\n\
          Abusers are callers too: where the log has some, raise --target to leave them out.\n"
         + if is_spread { spread } else { "" }
+        + if rows.iter().any(is_lockout) { locks_out } else { "" }
 }

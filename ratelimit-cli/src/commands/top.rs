@@ -132,8 +132,12 @@ fn notes(subject: &Subject<'_>, found: &ScanResult) -> Vec<String> {
         let stand = plural(found.records.len() as u64, "record stands", "records stand");
         notes.push(format!("{stand} under these limits; list them by ratelimit record list"));
     }
-    if found.failed.is_some() {
-        notes.push("stopped by an error: this is what was found before it".to_owned());
+    if let Some(failure) = &found.failed {
+        let why = match failure {
+            Failure::Interrupted => "interrupted",
+            _ => "stopped by an error",
+        };
+        notes.push(format!("{why}: this is what was found before it"));
     }
     if found.is_cut {
         notes.push(format!(

@@ -10,6 +10,7 @@ fn a_check_says_its_decision_in_words_or_json_and_by_its_exit_code() {
     let two = TWO.as_str();
     let shadow = &(BUCKET.to_owned()
         + &BUCKET.replace("\"bucket\"", "\"stricter\"").replace('5', "1\nshadow = true"));
+    let warning = &(BUCKET.to_owned() + "warn = \"80%\"\n");
     for (policy, arguments, code, says) in [
         (BUCKET, &["alice", "--cost", "2"][..], 0, &[words][..]),
         (BUCKET, &["alice", "--cost", "6"], 1, &["denies always"]),
@@ -38,6 +39,14 @@ fn a_check_says_its_decision_in_words_or_json_and_by_its_exit_code() {
             &["at cost 3 for per-ip, 1 for others: admitted", "0 of 3 left", "1 of 2 left"],
         ),
         (two, &["ip=a", "--cost", "per-pi=3"], 2, &["per-pi", "did you mean"]),
+        (two, &["ip=a", "--cost", "2", "--cost", "3"], 2, &["two costs are given; give one"]),
+        (
+            two,
+            &["ip=a", "--cost", "per-ip=2", "--cost", "per-ip=2"],
+            2,
+            &["two costs are given for per-ip"],
+        ),
+        (warning, &["alice", "--cost", "4"], 0, &["full again in 4 s; warns at 80 %\n"]),
         (two, &["ip=a", "--cost", "per-ip=x"], 2, &["\"x\" is no whole number"]),
         (BUCKET, &["a", "b"], 2, &["\"b\" is a second bare key"]),
         (two, &["ip=a", "ip=b"], 2, &["ip is given twice"]),

@@ -407,13 +407,15 @@ fn a_replay_that_fails_tells_why_and_leaves_no_report_of_another() {
     }
 
     // Beside the place for it, and on the report: a browser would leave the page for the file.
-    for target in ["window", "document.querySelector('#report').contentWindow"] {
+    for (log, target) in
+        [("beside.log", "window"), ("onto.log", "document.querySelector('#report').contentWindow")]
+    {
         let dropped = browser.evaluate(&format!(
-            "(() => {{ const dataTransfer = new DataTransfer(); dataTransfer.items.add(new File(['192.0.2.1 - - [01/Mar/2026:09:00:01 +0000] \"GET / HTTP/1.1\" 200 1'], 'dropped.log'));
+            "(() => {{ const dataTransfer = new DataTransfer(); dataTransfer.items.add(new File(['192.0.2.1 - - [01/Mar/2026:09:00:01 +0000] \"GET / HTTP/1.1\" 200 1'], '{log}'));
               return {target}.dispatchEvent(new DragEvent('drop', {{ dataTransfer, cancelable: true }})); }})()"
         ));
         assert_eq!(dropped, json!(false), "{target}");
-        browser.evaluate(&until(&of("dropped.log")));
+        browser.evaluate(&until(&of(log)));
         assert_eq!(report(&mut browser)["requests"], 1, "{target}");
     }
 }

@@ -55,7 +55,13 @@ fn a_replay_decides_by_records_until_they_end_and_shows_whom_they_decided() {
         "ip=blocked",
         "blocked for ever",
         "gcra 1/6m burst 9 for ever",
+        "note: 2 of 5 records decided no request, such as ip=absent under api\n",
     ]);
+    // Some editors write a mark first. An address is counted by its network.
+    let line = RECORDS.lines().next().expect("a line").replace("many", "2001:db8::1");
+    scene.write("marked.jsonl", format!("\u{feff}{line}"));
+    let ran = scene.replay(&["--records", "marked.jsonl", "input"]).exits(0);
+    ran.says(&["such as ip=2001:db8::1 under api; a log counts 2001:db8::1 as 2001:db8::/64\n"]);
     // Without the file nothing is said of records.
     let ran = scene.replay(&["--report", "plain.html", "input"]).exits(0);
     ran.lacks("ecords");
@@ -100,6 +106,11 @@ fn an_error_of_a_record_names_the_file_the_line_and_the_remedy() {
             "the limit's algorithm is gcra",
         ),
         (right, "\"a\" has two records under api; leave one out"),
+        (&right.replace("\"limit\"", "\"value\":\"b\",\"limit\""), "duplicate field `value`"),
+        (
+            "{\"records\":9,\"max_keys_reached\":true}",
+            "list the records again with a larger --max-keys",
+        ),
     ] {
         scene.write("wrong.jsonl", format!("{right}{line}"));
         let ran = scene.replay(&["--records", "wrong.jsonl", "input"]).exits(2);

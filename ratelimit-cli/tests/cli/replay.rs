@@ -134,7 +134,7 @@ fn a_line_without_the_identifiers_of_a_required_limit_is_a_bad_line() {
     let ip = "{\"at_us\": 6, \"keys\": {\"ip\": \"192.0.2.7\"}}\n";
     scene.write("input", format!("{user}{ip}{user}"));
     let ran = scene.replay(&["input"]).exits(0).says(&["requests   2", "bad lines  1"]);
-    let due = "line 2: limit \"per-user\" is required and wants \"user\"; the request has identifier \"ip\"";
+    let due = "line 2: limit \"per-user\" wants \"user\"; the request has identifier \"ip\"";
     assert!(ran.err.starts_with(due), "{ran:?}");
 }
 
@@ -465,4 +465,15 @@ fn a_replay_counts_the_warnings_of_each_limit_and_says_in_which_line() {
     let _page = scene.replay(&["--report", "page.html", "input"]).exits(0);
     let page = scene.read("page.html");
     assert_eq!(page.matches("It warned <strong>1 time</strong>, at 80 % of the limit.").count(), 2);
+}
+
+#[test]
+fn the_numbers_are_told_though_the_report_cannot_be_written_and_an_input_counts_once() {
+    let scene = Scene::with(BUCKET, GOOD);
+    if std::path::Path::new("/dev/full").exists() {
+        let ran = scene.replay(&["--report", "/dev/full", "input"]).exits(2);
+        ran.says(&["requests   1", "/dev/full: cannot be written"]);
+    }
+    let ran = scene.replay(&["input", "./input"]).exits(2);
+    ran.says(&["INPUT ./input: is named twice"]);
 }

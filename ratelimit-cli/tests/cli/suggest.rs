@@ -19,8 +19,43 @@ fn the_written_policy_has_the_proposed_limits_and_all_else_as_it_was() {
     ran(&["inline-out.toml", "--policy", "inline.toml", &log]).exits(0);
     assert_eq!(scene.read("inline-out.toml"), inline.replace("\" }", "\", burst = 5 }"));
     // It overwrites nothing.
-    ran(&["policy.toml", "--policy", "policy.toml", &log]).exits(2).says(&["policy.toml"]);
+    ran(&["policy.toml", "--policy", "policy.toml", &log])
+        .exits(2)
+        .says(&["policy.toml: the file exists"]);
     assert_eq!(scene.read("policy.toml"), policy);
+}
+
+#[test]
+fn a_lockout_that_is_large_enough_locks_out_nobody() {
+    let lockout = |rate: &str| limit("login", "ip", &format!("lockout {rate}"), "block = \"2m\"");
+    let scene = Scene::new(&lockout("3/m"));
+    // The third locks out, and the fourth finds that; another caller comes twice.
+    let line = |(second, ip): (u64, u64)| {
+        format!("{{\"at_us\":{},\"keys\":{{\"ip\":\"{ip}\"}}}}\n", second * 1_000_000)
+    };
+    let all = [(0, 1), (0, 2), (1, 1), (2, 1), (3, 2), (70, 1)];
+    scene.write("input", all.map(line).concat());
+    let of = |command: &str, more: &[&str]| {
+        scene.command(command, &[&["--json"], more, &["input"]].concat()).exits(0).json().remove(0)
+    };
+    let proposed = of("suggest", &["--target", "0%"]);
+    assert_eq!(proposed["now"]["callers_denied"], 1, "{proposed}");
+    assert!(
+        proposed["proposed"]["algorithm"].as_str().is_some_and(|text| text.contains("4/m")),
+        "{proposed}"
+    );
+    assert_eq!(proposed["proposed"]["callers_denied_together"], 0, "{proposed}");
+    scene
+        .command("suggest", &["--target", "0%", "input"])
+        .exits(0)
+        .says(&["callers that it locks out"]);
+    scene.replay(&["--report", "out.html", "input"]).exits(0);
+    let says = "Alone it would lock out 1 of them; the busiest caller that fits needed 3 of 3 at once; \
+                <code>rate = \"4/m\"</code> locks out none.";
+    let page = scene.read("out.html").replace("&quot;", "\"");
+    assert!(page.contains(says), "{page}");
+    scene.write("policy.toml", lockout("4/m"));
+    assert_eq!(of("replay", &[])["denied"], 0);
 }
 
 #[test]

@@ -65,7 +65,7 @@ fn a_request_to_which_no_limit_applies_is_an_error_that_names_the_identifiers_or
         (limits().into(), &"a bare key", false, &["no limit applies", "which has a bare key"]),
         (limits().into(), &[("", ""); 0], false, &["which has no identifier", "allow_unlimited()"]),
         (limits().into(), &"a bare key", true, &[]),
-        (required, &ip, true, &["is required and wants", "identifier \"ip\""]),
+        (required, &ip, true, &["wants", "identifier \"ip\""]),
         (
             vec![login.clone()],
             &home,
@@ -75,8 +75,8 @@ fn a_request_to_which_no_limit_applies_is_an_error_that_names_the_identifiers_or
         // A required limit is required of those that meet its conditions.
         (vec![login.clone().required()], &home, true, &[]),
         (vec![login.clone(), of_login.clone()], &home, true, &[]),
-        (vec![login, of_login], &signup, true, &["is required and wants \"user\" when not path"]),
-        (vec![by_ip.required()], &user, true, &["is required and wants", "identifier \"user\""]),
+        (vec![login, of_login], &signup, true, &["wants \"user\" when not path"]),
+        (vec![by_ip.required()], &user, true, &["wants", "identifier \"user\""]),
     ];
     for (limits, caller, allows_unlimited, expected) in cases {
         let mut limiter = RateLimiter::new(Limits::new(limits).expect("limits"), store(|b| b).0);

@@ -178,6 +178,7 @@ pub(super) async fn scan<M: Mode>(
             }
         }
         if interrupt.is_raised() {
+            found.failed.get_or_insert(Failure::Interrupted);
             break;
         }
     }
