@@ -54,22 +54,27 @@ impl Settings {
         requests.sort_unstable();
         let rows = self.algorithms.iter().filter_map(|name| self.row(name));
         let all = requests.len();
-        let title = [format!("The same {all} requests under each"), self.title().to_owned()];
+        let title = match (all, self.pattern) {
+            (0, _) => ["Click on the drawing".to_owned(), "to add a request".to_owned()],
+            (1, _) => ["The same request under each".to_owned(), "algorithm".to_owned()],
+            (_, Pattern::TwoCallers) => {
+                let below = "algorithm; the second caller stands below";
+                [format!("The same {all} requests under each"), below.to_owned()]
+            }
+            _ => {
+                let admits = "algorithm, and how many it admits";
+                [format!("The same {all} requests under each"), admits.to_owned()]
+            }
+        };
         Scene { title, requests, rows: rows.collect() }.draw(self.is_wide)
-    }
-
-    const fn title(&self) -> &'static str {
-        match self.pattern {
-            Pattern::TwoCallers => "algorithm; the second caller stands below",
-            _ => "algorithm, and how many it admits",
-        }
     }
 
     /// When each request comes, and who sends it.
     fn requests(&self) -> Vec<(u32, u8)> {
         let every = |per_window: u32| {
-            let step = WINDOW_MS / per_window.max(1);
-            (BEGIN_MS..END_MS).step_by(step as usize)
+            // By its number: a step rounded down would miss the boundaries by more and more.
+            let at = move |n: u32| BEGIN_MS + n * WINDOW_MS / per_window.max(1);
+            (0..).map(at).take_while(|at| *at < END_MS)
         };
         let together = |begin: u32| (0..self.rate).map(move |n| begin + n * APART_MS);
         let first = |at: u32| (at, 0);
@@ -148,6 +153,45 @@ mod tests {
                 assert_eq!(svg.matches("class=\"strong\"").count(), 7, "{pattern} {rate}/{burst}");
                 assert!(!svg.contains("NaN"), "{svg}");
             }
+        }
+    }
+
+    fn settings(pattern: &str, rate: u32, added_ms: &[u32]) -> Settings {
+        serde_json::from_value(serde_json::json!({
+            "rate": rate, "burst": 1, "pattern": pattern, "seed": 1, "is_wide": false,
+            "added_ms": added_ms, "algorithms": ["gcra"],
+        }))
+        .expect("settings")
+    }
+
+    #[test]
+    fn steady_requests_meet_the_boundaries_or_keep_off() {
+        for rate in 1..=30 {
+            for pattern in ["steady", "two-callers"] {
+                for (at, _) in settings(pattern, rate, &[]).requests() {
+                    let off = (at % WINDOW_MS).min(WINDOW_MS - at % WINDOW_MS);
+                    assert!(off == 0 || off >= 20, "{pattern} {rate}: {at}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn the_title_says_how_many_requests_there_are_and_whose_is_what_remains() {
+        for (pattern, added, title) in [
+            ("none", &[][..], "<title id=\"t\">Click on the drawing to add a request</title>"),
+            ("none", &[9_000], ">The same request under each algorithm<"),
+            (
+                "none",
+                &[9_000, 9_100],
+                ">The same 2 requests under each algorithm, and how many it admits<",
+            ),
+            ("two-callers", &[], "algorithm; the second caller stands below<"),
+        ] {
+            let svg = settings(pattern, 5, added).draw().expect("a drawing");
+            assert!(svg.contains(title), "{svg}");
+            let of_first = svg.contains(">what remains to the first<");
+            assert_eq!(of_first, pattern == "two-callers", "{svg}");
         }
     }
 }

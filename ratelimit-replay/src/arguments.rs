@@ -107,7 +107,9 @@ pub fn parse(line: &str) -> Result<Format, String> {
     let words = shlex::split(line).ok_or("a quote has no end; write another, or \\ before it")?;
     let line = Line::try_parse_from(words).map_err(|error| {
         let told = error.to_string();
-        told.strip_prefix("error: ").unwrap_or(&told).trim_end().to_owned()
+        // The usage behind it is of a program, and a field has none.
+        let told = told.split("\n\nUsage").next().unwrap_or_default();
+        told.strip_prefix("error: ").unwrap_or(told).trim_end().replace("\n\n", "\n")
     })?;
     Ok(line.format.read())
 }
@@ -170,6 +172,9 @@ mod tests {
         ] {
             let told = parse(line).expect_err(line);
             assert!(told.contains(says), "{line}: {told}");
+            for extra in ["Usage", "For more", "\n\n"] {
+                assert!(!told.contains(extra), "{line}: {told}");
+            }
         }
     }
 

@@ -201,7 +201,7 @@ const AT_WIDE: Layout = Layout {
     top: 64.0,
     row: 66.0,
     legend: 47.0,
-    boundary: (284.0, 47.0),
+    boundary: (346.0, 47.0),
     numbers: (MARGIN, 36.0, "quiet"),
     note: 53.0,
     begin: 0.0,
@@ -248,7 +248,9 @@ impl Layout {
     fn draw(&self, title: [&str; 2], rows: &[BurstRow]) -> Result<String, Box<dyn Error>> {
         let height = self.top + self.row * f64::from(u32::try_from(rows.len())?) + 26.0;
         let mut svg = Svg::new(self.is_wide, height, &title, &described(rows));
-        self.draw_legend(&mut svg);
+        let of_two =
+            rows.iter().flat_map(|row| &row.requests).any(|(_, caller, _)| *caller == OTHER);
+        self.draw_legend(&mut svg, of_two);
         for second in seconds() {
             let at = (self.x(second * 1_000), height - 9.0);
             svg.text("quiet middle", at, &format!("{second} s"));
@@ -262,14 +264,15 @@ impl Layout {
     }
 
     /// The marks as they stand in the rows.
-    fn draw_legend(&self, svg: &mut Svg) {
+    fn draw_legend(&self, svg: &mut Svg, of_two_callers: bool) {
         let (y, (x, boundary)) = (self.legend, self.boundary);
         svg.circle("yes", (22.0, y - 4.0), 4.2);
         svg.text("quiet", (32.0, y), "admitted");
         svg.path("no-line", &cross((101.5, y - 4.0), 3.5));
         svg.text("quiet", (112.0, y), "denied");
         svg.rect("area", (164.0, y - 10.0), (16.0, 12.0));
-        svg.text("quiet", (186.0, y), "what remains");
+        let whose = if of_two_callers { " to the first" } else { "" };
+        svg.text("quiet", (186.0, y), &format!("what remains{whose}"));
         svg.path("edge dashed", &format!("M{} {}h22", px(x), px(boundary - 4.0)));
         let words = "boundary of a window of 10 s, aligned to the clock";
         svg.text("quiet", (x + 28.0, boundary), words);
