@@ -151,35 +151,47 @@ const unpacked = (text) => {
   return new TextDecoder("utf-8", { fatal: true }).decode(Uint8Array.from(bytes, (byte) => byte.charCodeAt(0)));
 };
 
+// What a link holds, and how it is named if it is damaged.
+const PARTS = { policy: "policy", other: "second policy", options: "options" };
+// Tells a text that was cut off or changed on its way; 0 of none.
+const checksum = (text) => Array.from(text).reduce((sum, char) => Math.imul(sum, 31) + char.codePointAt(0) >>> 0, 0).toString(36);
+
 $("share").onclick = () => {
-  const parts = new URLSearchParams({ policy: packed(policy.value) });
-  if (compares()) parts.set("other", packed(other.value));
-  if (options.value.trim()) parts.set("options", options.value.trim());
+  const texts = [policy.value, compares() ? other.value : "", options.value.trim()];
+  // First, as the end may be cut off.
+  const parts = new URLSearchParams({ check: texts.map(checksum).join(".") });
+  Object.keys(PARTS).forEach((name, place) => {
+    if (texts[place]) parts.set(name, name === "options" ? texts[place] : packed(texts[place]));
+  });
   history.replaceState(null, "", `#${parts}`);
+  $("link-problem").textContent = "";
   $("shared").hidden = false;
   $("link").value = location.href;
   $("link").select();
   navigator.clipboard?.writeText(location.href).catch(() => {}); // the link is selected, too
 };
 
-// Takes the policies and the options of the address, if it has some.
+// Takes the policies and the options of the address, if it has some, and tells which are damaged.
 function open_link() {
   const parts = new URLSearchParams(location.hash.slice(1));
-  if (!parts.has("policy")) return false;
+  if (!parts.has("check") && !parts.has("policy")) return;
   $("log").scrollIntoView();
-  let policies;
-  try {
-    policies = ["policy", "other"].filter((name) => parts.has(name)).map((name) => unpacked(parts.get(name)));
-  } catch {
-    tell("The link is damaged: it holds no policy.", true);
-    return false;
-  }
-  [policy.value, other.value = ""] = policies;
-  comparison.open = parts.has("other");
-  options.value = parts.get("options") ?? "";
+  const sums = parts.get("check")?.split(".") ?? [];
+  const damaged = [];
+  const [shared, second, how] = Object.entries(PARTS).map(([name, named], place) => {
+    try {
+      const text = name === "options" ? parts.get(name) ?? "" : unpacked(parts.get(name) ?? "");
+      if (checksum(text) === sums[place]) return text;
+    } catch {} // no base64, or no UTF-8
+    damaged.push(`its ${named}`);
+    return "";
+  });
+  if (shared) policy.value = shared;
+  [other.value, options.value] = [second, how];
+  comparison.open = second !== "";
+  $("link-problem").textContent = damaged.length > 0 ? `The link is damaged: ${new Intl.ListFormat("en").format(damaged)} cannot be read.` : "";
   areRight();
   later();
-  return true;
 }
 addEventListener("hashchange", open_link);
 
@@ -317,6 +329,7 @@ function takes_drops(target) {
 takes_drops(window);
 $("options-help").textContent = options_help();
 redraw();
-if (!open_link()) policy.value = examplePolicy;
+policy.value = examplePolicy;
 areRight();
+open_link();
 document.documentElement.dataset.ready = "";

@@ -263,17 +263,54 @@ fn a_policy_is_marked_as_lint_tells_and_shared_without_the_log() {
     browser.evaluate("document.querySelector('#share').click()");
     let link = browser.evaluate("document.querySelector('#link').value");
     let link = link.as_str().expect("a link");
-    assert!(link.len() < site.url.len() + 9 + right.len() * 3 / 2, "{link}");
+    assert!(link.len() < site.url.len() + 30 + right.len() * 3 / 2, "{link}");
     open(&mut browser, link);
     let shown = browser.evaluate(
         "[document.querySelector('#policy').value, document.querySelector('#report').hidden]",
     );
     assert_eq!(shown, json!([right, true]));
-    // No base64, no UTF-8, and a right policy beside a wrong one.
-    for damaged in ["policy=*", "policy=_w", "policy=W1tsaW1pdF1d&other=*"] {
+
+    // A link that a mailer cuts off or changes: what is whole is there, and what is not is told.
+    set(&mut browser, "options", "--ipv6-prefix 56");
+    browser.evaluate("document.querySelector('#comparison').open = true");
+    set(&mut browser, "other", right);
+    browser.evaluate("document.querySelector('#share').click()");
+    let link = browser.evaluate("document.querySelector('#link').value");
+    let link = link.as_str().expect("a link");
+    let (_, hash) = link.split_once('#').expect("a hash");
+    let names = ["policy", "other", "options"].map(|name| hash.find(&format!("&{name}=")));
+    let [policy, other, options] = names.map(|at| at.expect("a part"));
+    let (own, how) = (example().0, "--ipv6-prefix 56");
+    for (damaged, told, whole) in [
+        (hash.to_owned(), "", json!([right, right, how])),
+        (hash[..hash.len() - 1].to_owned(), "its options", json!([right, right, ""])),
+        (hash[..options].to_owned(), "its options", json!([right, right, ""])),
+        (
+            hash[..options - 4].to_owned(),
+            "its second policy and its options",
+            json!([right, "", ""]),
+        ),
+        (
+            hash[..other - 4].to_owned(),
+            "its policy, its second policy, and its options",
+            json!([own, "", ""]),
+        ),
+        (
+            hash[..policy].to_owned(),
+            "its policy, its second policy, and its options",
+            json!([own, "", ""]),
+        ),
+        // No base64, no UTF-8, and another character.
+        (hash.replace("&other=", "&other=*"), "its second policy", json!([right, "", how])),
+        (hash.replace("&other=", "&other=_w"), "its second policy", json!([right, "", how])),
+        (hash.replacen("&policy=I", "&policy=J", 1), "its policy", json!([own, right, how])),
+    ] {
         open(&mut browser, &format!("{}#{damaged}", site.url));
-        let told = browser.evaluate("[document.querySelector('#status').textContent, document.querySelector('#policy').value]");
-        assert_eq!(told, json!(["The link is damaged: it holds no policy.", example().0]));
+        let shown = browser.evaluate(
+            "[document.querySelector('#link-problem').textContent, ['policy', 'other', 'options'].map((id) => document.getElementById(id).value)]",
+        );
+        let says = format!("The link is damaged: {told} cannot be read.");
+        assert_eq!(shown, json!([if told.is_empty() { "" } else { &says }, whole]), "{damaged}");
     }
 }
 
@@ -335,12 +372,13 @@ fn options_tell_how_a_log_is_read_as_those_of_the_tool_and_are_shared() {
     ] {
         set(&mut browser, "options", wrong);
         let told = browser.evaluate(
-            "[document.querySelector('#options-problem').textContent.split('\\n')[0], document.querySelector('#options').ariaInvalid]",
+            "[document.querySelector('#options-problem').textContent.split('\\n')[0], document.querySelector('#options').ariaInvalid,
+              getComputedStyle(document.querySelector('#options')).borderColor === getComputedStyle(document.querySelector('#options-problem')).color]",
         );
         let words: Vec<_> = wrong.split(' ').collect();
         let ran = scene.replay(&[&words[..], &["own.log"]].concat()).exits(2);
         let says = ran.err.lines().next().and_then(|line| line.strip_prefix("error: "));
-        assert_eq!(told, json!([says, "true"]));
+        assert_eq!(told, json!([says, "true", true]));
     }
 }
 
@@ -441,11 +479,13 @@ fn the_playground_fits_light_and_dark_wide_and_narrow_and_obeys_keys() {
         assert_eq!(browser.evaluate(WRONG), json!([]), "{shown}");
         let inside = browser.evaluate("(() => { const e = document.querySelector('#report').contentDocument.documentElement; return e.scrollWidth - e.clientWidth; })()");
         assert_eq!(inside, 0, "{shown}: the report");
+        let papers = browser.evaluate("[document, document.querySelector('#report').contentDocument].map((d) => getComputedStyle(d.body).backgroundColor)");
+        assert_eq!(papers[0], papers[1], "{shown}");
 
         // What the key Tab reaches: every control that shows.
         browser.evaluate("scrollTo(0, 0)");
         let all = "[...document.querySelectorAll('button, input, select, textarea, summary, a[href]')].filter(e => e.checkVisibility())";
-        browser.evaluate(&format!("window.missing = new Set({all}); document.addEventListener('focusin', (e) => missing.delete(e.target)); scene.elements.rate.focus(); 0"));
+        browser.evaluate(&format!("window.missing = new Set({all}); document.addEventListener('focusin', (e) => missing.delete(e.target)); {all}[0].focus(); 0"));
         let count = browser.evaluate(&format!("{all}.length")).as_u64().expect("a number");
         assert!(count > 15, "{count} controls");
         for _ in 0..count + 2 {
