@@ -34,7 +34,9 @@ impl Failure {
     pub fn store(what: &str, error: &impl StoreError) -> Self {
         let message = format!("{what}: {error}");
         match error.kind() {
-            ErrorKind::Config | ErrorKind::Unsupported | ErrorKind::Invalid => Self::Input(message),
+            // Of the policy or the request, and not of the store.
+            ErrorKind::Invalid => Self::Input(error.to_string()),
+            ErrorKind::Config | ErrorKind::Unsupported => Self::Input(message),
             _ => Self::Store(message),
         }
     }

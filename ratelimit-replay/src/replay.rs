@@ -80,13 +80,22 @@ impl ReplayOutcome {
     #[must_use]
     pub fn warnings(&self, policy: &str, other: Option<&str>) -> Vec<String> {
         let other = other.zip(self.comparison.as_ref().map(|comparison| &comparison.tally));
+        let is_trace = self.format.as_ref().is_some_and(|format| format.contains("trace"));
         let mut warnings = Vec::new();
         for (name, tally) in iter::once((policy, &self.tally)).chain(other) {
             if tally.nothing_applied() {
                 warnings.push(format!("{WARNING}{name}: no limit applied to any request"));
             }
             warnings.extend(tally.left_out().map(|left_out| format!("{name}: {left_out}")));
-            warnings.extend(tally.unmet().map(|unmet| format!("{WARNING}{name}: {unmet}")));
+            warnings.extend(tally.unmet().map(|(unmet, is_missing)| {
+                let by_option = is_missing && !is_trace;
+                let option = if by_option {
+                    " (--identifier NAME=FIELD reads another from the log)"
+                } else {
+                    ""
+                };
+                format!("{WARNING}{name}: {unmet}{option}")
+            }));
         }
         warnings.extend(self.comparison.as_ref().and_then(Comparison::left_out));
         warnings

@@ -546,18 +546,18 @@ impl Tally {
     }
 
     /// Of each limit that never applied because of an identifier that no request has, or of
-    /// conditions that none met: which, and the remedy.
-    pub fn unmet(&self) -> impl Iterator<Item = ConfigError> {
+    /// conditions that none met: which, the remedy, and whether an identifier is missing.
+    pub fn unmet(&self) -> impl Iterator<Item = (ConfigError, bool)> {
         let unmet = self.limits.iter().filter(|counts| self.requests > 0 && counts.applied == 0);
         unmet.filter_map(|LimitTally { limit, .. }| match check_names(limit, &self.names) {
-            Err(unknown) => Some(unknown),
+            Err(unknown) => Some((unknown, true)),
             Ok(()) if limit.conditions().is_empty() => None,
             Ok(()) => {
                 let none = format!(
                     "it applies {}, which no request meets; compare the values with those of the log",
                     limit.describe_conditions()
                 );
-                Some(ConfigError::new(none).in_limit(limit.name()))
+                Some((ConfigError::new(none).in_limit(limit.name()), false))
             }
         })
     }

@@ -222,8 +222,8 @@ fn record(
         Failure::input(format!("{option}: the last end that a record can have is {last}; {remedy}"))
     })?;
     if until <= now() {
-        let past = "the record would have ended already; take a later --until";
-        return Err(Failure::input(past));
+        let past = "the record would have ended already; take a later end";
+        return Err(Failure::input(format!("{option}: {past}")));
     }
     Ok(change.until(until))
 }

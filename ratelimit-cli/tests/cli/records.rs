@@ -139,7 +139,7 @@ fn a_wrong_argument_of_a_record_is_told_with_one_that_is_right() {
     record("set", "ip=bob", "api", &["--blocked", "--until", "tomorrow"])
         .says(&["--until", "such as 2027-01-31T00:00:00Z"]);
     record("set", "ip=bob", "api", &["--blocked", "--until", "2020-01-31T00:00:00Z"])
-        .says(&["ended already", "take a later --until"]);
+        .says(&["ended already", "take a later end"]);
     for end in [["--until", "9999-01-01T00:00:00Z"], ["--for", "1000y"]] {
         let last = "the last end that a record can have is 2112-09-";
         record("set", "ip=bob", "api", &[&["--blocked"], &end[..]].concat()).says(&[

@@ -277,7 +277,10 @@ fn records_of_a_caller_are_set_shown_listed_and_cleared_with_a_line_for_the_log(
     for (change, due) in [
         (&["--blocked"][..], "--forever"),
         (&["--numbers", "fast", "--forever"], "--numbers"),
-        (&["--exempt", "--until", "2020-01-01T00:00:00Z"], "later --until"),
+        (
+            &["--exempt", "--until", "2020-01-01T00:00:00Z"],
+            "--until: the record would have ended already",
+        ),
         (&["--exempt", "--blocked", "--forever"], "cannot be used"),
     ] {
         set(change).exits(2).says(&[due]);

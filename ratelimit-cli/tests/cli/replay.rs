@@ -233,9 +233,9 @@ fn an_identifier_that_no_request_has_causes_a_warning_that_names_it_and_what_the
     assert_eq!(
         ran.err,
         "WARNING: policy.toml: limit \"per-user\": it counts by \"usr\", which no request has; requests have a bare key, \
-         \"ip\", \"path\", \"method\", \"user\"; did you mean \"user\"?\n\
+         \"ip\", \"path\", \"method\", \"user\"; did you mean \"user\"? (--identifier NAME=FIELD reads another from the log)\n\
          WARNING: other.toml: limit \"same-page\": it counts by \"country\", which no request has; requests have a bare \
-         key, \"ip\", \"path\", \"method\", \"user\"; name one of these, or add it\n"
+         key, \"ip\", \"path\", \"method\", \"user\"; name one of these, or add it (--identifier NAME=FIELD reads another from the log)\n"
     );
     ran.says(&["token-bucket          usr                 0       0"]);
 }
@@ -474,6 +474,11 @@ fn the_numbers_are_told_though_the_report_cannot_be_written_and_an_input_counts_
         let ran = scene.replay(&["--report", "/dev/full", "input"]).exits(2);
         ran.says(&["requests   1", "/dev/full: cannot be written"]);
     }
+    let scene = Scene::with(&limit("tenants", "tenant", "gcra 1/s", ""), LOG);
+    scene
+        .replay(&["input"])
+        .exits(0)
+        .says(&["(--identifier NAME=FIELD reads another from the log)"]);
     let ran = scene.replay(&["input", "./input"]).exits(2);
     ran.says(&["INPUT ./input: is named twice"]);
 }

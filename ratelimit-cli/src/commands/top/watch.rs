@@ -1,6 +1,7 @@
 //! `ratelimit top --watch`: scans again and again, shown in a live table or as lists.
 
 use std::cell::Cell;
+use std::env;
 use std::io::{self, IsTerminal as _, Write as _};
 use std::pin::{Pin, pin};
 use std::time::{Duration, Instant};
@@ -24,7 +25,8 @@ use ratelimit_replay::text::{duration, time};
 const TICK: Duration = Duration::from_millis(50);
 
 pub(super) fn run(subject: &Subject<'_>, pause: Duration) -> Result<u8, Failure> {
-    let is_live = !subject.args.scan.json && io::stdout().is_terminal();
+    let is_dumb = env::var_os("TERM").is_some_and(|name| name == "dumb");
+    let is_live = !subject.args.scan.json && !is_dumb && io::stdout().is_terminal();
     store::block_on(async {
         let is_paused = Cell::new(false);
         let scans = pin!(scans(subject, pause, &is_paused));
