@@ -22,6 +22,8 @@ pub use data::data;
 const STYLE: &str = include_str!("report/style.css");
 /// The number of callers that a table of the page shows.
 const CALLERS: usize = 100;
+/// The number of denied callers that are shown before the others fold out.
+const FIRST_CALLERS: usize = 10;
 /// The number of characters of a name that are shown.
 const NAME_CHARS: usize = 80;
 /// The number of paths that are shown of a caller.
@@ -62,9 +64,15 @@ pub fn page(report: &Report<'_>) -> String {
                     }
                     @for row in others { "; " (row[1]) " " (row[0]) }
                 }
+                @if let Some((name, comparison)) = comparison {
+                    p.lead { (name) " " (comparison.sentence()) "." }
+                }
                 p.faint {
                     // A path breaks behind a slash, before it breaks anywhere.
-                    @for part in title.split_inclusive('/') { (part) wbr; }
+                    @for (place, part) in title.split_inclusive('/').enumerate() {
+                        @if place > 0 { wbr; }
+                        (part)
+                    }
                     @if let Some((first, last)) = &tally.span { ", " (time(*first)) " to " (time(*last)) }
                 }
                 @for note in notes {
@@ -94,6 +102,8 @@ pub fn page(report: &Report<'_>) -> String {
 /// The callers that were denied, each with what it takes to tell a customer from a crawler.
 fn hurt(tally: &Tally, offenders: &[Offender<'_>]) -> Markup {
     let shown = &offenders[..offenders.len().min(CALLERS)];
+    let (first, more) = shown.split_at(shown.len().min(FIRST_CALLERS));
+    let all = plural(offenders.len() as u64, "caller", "callers");
     html! {
         @for kind in tally.blamable() {
             @let seen = kind.callers.len() as u64;
@@ -107,23 +117,35 @@ fn hurt(tally: &Tally, offenders: &[Offender<'_>]) -> Markup {
                 }
             }
         }
-        @if !shown.is_empty() {
-            div.scroll tabindex="0" role="region" aria-label="Callers that were denied" {
-                table.hurt {
-                    caption {
-                        "Most denied first, " (count(shown.len() as u64)) " of " (plural(offenders.len() as u64, "caller", "callers"))
-                        ". Below each: limits, paths and agent; open it for the first denied lines. The longest wait \
-                         ends with an admitted request, or when the wait of the last denial is over: never, if the caller is \
-                         denied for ever."
+        @if !first.is_empty() {
+            (offenders_table(tally, first, &format!(
+                "Most denied first, {} of {all}. Below each: limits, paths and agent; open it for the first denied \
+                 lines. The longest wait ends with an admitted request, or when the wait of the last denial is over: \
+                 never, if the caller is denied for ever.",
+                first.len()
+            )))
+        }
+        @if !more.is_empty() {
+            details {
+                summary { (plural(more.len() as u64, "more caller", "more callers")) }
+                (offenders_table(tally, more, &format!("{} to {} of {all}", first.len() + 1, shown.len())))
+            }
+        }
+    }
+}
+
+fn offenders_table(tally: &Tally, offenders: &[Offender<'_>], caption: &str) -> Markup {
+    html! {
+        div.scroll tabindex="0" role="region" aria-label="Callers that were denied" {
+            table.hurt {
+                caption { (caption) }
+                thead { tr {
+                    th scope="col" { "caller" }
+                    @for name in ["requests", "denied", "share", "longest wait"] {
+                        th.number scope="col" { (name) }
                     }
-                    thead { tr {
-                        th scope="col" { "caller" }
-                        @for name in ["requests", "denied", "share", "longest wait"] {
-                            th.number scope="col" { (name) }
-                        }
-                    } }
-                    @for offender in shown { (offender_rows(tally, offender)) }
-                }
+                } }
+                @for offender in offenders { (offender_rows(tally, offender)) }
             }
         }
     }
@@ -250,7 +272,6 @@ fn comparison_section(name: &str, comparison: &Comparison) -> Markup {
     html! {
         h2 { "Compared with " (name) }
         p {
-            (name) " " (comparison.sentence()) ". "
             @match comparison.callers.len() {
                 0 => "The policies decide alike for every caller.",
                 some => { (plural(some as u64, "caller differs.", "callers differ.")) }

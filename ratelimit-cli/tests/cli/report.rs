@@ -213,6 +213,8 @@ fn the_page_answers_in_order_and_a_limit_is_right_as_suggest_says() {
     for (place, part) in [
         "<h1>7.8% of requests would have been denied</h1>",
         "323 of 4,153 requests, from 6 callers",
+        "<p class=\"lead\">other.toml would newly deny ",
+        "policy.toml, 2026-03-01",
         "<h2>Who is hurt</h2>",
         "ip=192.0.2.80",
         "ExampleBot/1.4",
@@ -228,7 +230,6 @@ fn the_page_answers_in_order_and_a_limit_is_right_as_suggest_says() {
         ">2026-03-01, UTC</p>",
         "Denied nothing: host",
         "<h2>Compared with other.toml</h2>",
-        "would newly deny ",
         "<h3>Newly denied</h3>",
     ]
     .iter()
@@ -280,6 +281,41 @@ fn a_year_of_requests_makes_a_page_no_larger_than_an_hour() {
     };
     let (hour, year) = (size(400_000), size(3_504_000_000));
     assert!(hour < 300_000 && year < 300_000, "{hour} {year}");
+}
+
+#[test]
+fn ten_callers_show_and_the_others_fold_out() {
+    let scene = Scene::new(BUCKET);
+    let page = |callers: usize| {
+        let line = |n: usize| format!("{{\"at_us\": 5, \"key\": \"k{}\"}}\n", n % callers);
+        scene.write("input", (0..callers * 9).map(line).collect::<String>());
+        scene.replay(&["--report", "out.html", "input"]).exits(0);
+        scene.read("out.html")
+    };
+    for (callers, first, more) in [
+        (10, "Most denied first, 10 of 10 callers.", None),
+        (
+            11,
+            "Most denied first, 10 of 11 callers.",
+            Some(("1 more caller", "11 to 11 of 11 callers")),
+        ),
+        (
+            1_200,
+            "Most denied first, 10 of 1,200 callers.",
+            Some(("90 more callers", "11 to 100 of 1,200 callers")),
+        ),
+    ] {
+        let page = page(callers);
+        assert!(page.contains(first), "{first}");
+        let (before, folded) = page.split_once(" more caller").unwrap_or((&page, ""));
+        assert_eq!(before.matches("<th class=\"name\"").count(), 10);
+        if let Some((summary, caption)) = more {
+            assert!(page.contains(&format!("<summary>{summary}</summary>")), "{summary}");
+            assert!(folded.contains(&format!("<caption>{caption}</caption>")), "{caption}");
+            let folded = folded.split("</table>").next().unwrap_or_default();
+            assert_eq!(folded.matches("<th class=\"name\"").count(), callers.min(100) - 10);
+        }
+    }
 }
 
 #[cfg(any(feature = "redis", feature = "fred"))]

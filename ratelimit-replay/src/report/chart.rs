@@ -15,6 +15,8 @@ use crate::timeline::{Counts, TimeBucket, Timeline};
 const WHOLE: u64 = 100_000;
 /// The most round numbers on an axis of counts.
 const MAX_TICKS: u64 = 3;
+/// The width of a character, of a page of 360 pixels.
+const NARROW_CHAR: u64 = 2_600;
 const MINUTE_US: u64 = 60_000_000;
 const DAY_US: u64 = 86_400_000_000;
 
@@ -31,6 +33,21 @@ struct Tick {
     label: String,
     /// Whether the label is a date among times of day.
     begins_day: bool,
+    /// Whether a narrow page has no room for the label.
+    is_minor: bool,
+}
+
+impl Tick {
+    /// From where to where the label reaches on a narrow page, with a space behind it.
+    fn reach(&self) -> (u64, u64) {
+        let width = (self.label.len() as u64 + 1) * NARROW_CHAR;
+        let from = match anchor(self.place) {
+            "start" => self.place,
+            "end" => self.place.saturating_sub(width),
+            _ => self.place.saturating_sub(width / 2),
+        };
+        (from, from + width)
+    }
 }
 
 impl Axis {
@@ -48,10 +65,28 @@ impl Axis {
                 (first, last) if first[..4] == last[..4] => date(at).split_off(5),
                 _ => date(at),
             };
-            Tick { place: scale(at.saturating_us_since(first), WHOLE, whole), label, begins_day }
+            let place = scale(at.saturating_us_since(first), WHOLE, whole);
+            Tick { place, label, begins_day, is_minor: false }
         };
         axis.ticks = ticks.map(tick).collect();
+        axis.mark_minor_ticks();
         axis
+    }
+
+    /// Keeps dates and, from both ends inwards, the times that have room beside what is kept.
+    fn mark_minor_ticks(&mut self) {
+        let count = self.ticks.len();
+        let inwards = (0..count).map(|n| if n % 2 == 0 { n / 2 } else { count - 1 - n / 2 });
+        let (days, times): (Vec<_>, Vec<_>) = inwards.partition(|n| self.ticks[*n].begins_day);
+        let mut kept: Vec<(u64, u64)> = Vec::new();
+        for place in days.into_iter().chain(times) {
+            let (from, to) = self.ticks[place].reach();
+            let is_free = kept.iter().all(|(begin, end)| to <= *begin || *end <= from);
+            if is_free {
+                kept.push((from, to));
+            }
+            self.ticks[place].is_minor = !is_free;
+        }
     }
 
     /// When the first and the last bucket begin.
@@ -83,8 +118,7 @@ impl Axis {
     /// One bar per bucket: denied requests stand on admitted ones. `counts` picks what is shown of
     /// a bucket.
     fn strip(&self, title: &str, highest: u64, counts: impl Fn(&TimeBucket) -> Counts) -> Markup {
-        let step = round_step(highest);
-        let top = highest.div_ceil(step).max(1) * step;
+        let (top, step) = top(highest);
         let rows =
             (1..=top / step).map(|n| (n * step, percent(WHOLE - scale(n * step, WHOLE, top))));
         let rows: Vec<_> = rows.collect();
@@ -116,7 +150,7 @@ impl Axis {
                         }
                     }
                 }
-                @for (tick, y) in &rows { text x="0" y=(y) dy="1em" { (count(*tick)) } }
+                @for (tick, y) in &rows { text x="0" y=(y) dx="-.5em" dy=".35em" text-anchor="end" { (count(*tick)) } }
             }
         }
     }
@@ -125,7 +159,6 @@ impl Axis {
 /// All requests, and below them the denials of each limit, on one axis of time.
 pub(super) fn over_time(tally: &Tally) -> Markup {
     let axis = Axis::new(&tally.timeline);
-    let has_days = axis.ticks.iter().any(|tick| tick.begins_day);
     let most = |of: &dyn Fn(&TimeBucket) -> u64| {
         axis.buckets.iter().map(|(_, b)| of(b)).max().unwrap_or(0)
     };
@@ -133,10 +166,13 @@ pub(super) fn over_time(tally: &Tally) -> Markup {
     let quiet: Vec<_> = quiet.map(|counts| counts.limit.name()).collect();
     // The limits are on one scale, so that they can be compared.
     let highest = most(&|bucket| bucket.by_limit.values().map(|c| c.denied).max().unwrap_or(0));
+    let busiest = most(&|bucket| bucket.all.total());
+    // For the longest number beside a strip.
+    let room = count(top(busiest.max(highest)).0).len() + 1;
     html! {
-        figure {
+        figure.over-time style=(format!("--room: {room}ch")) {
             p.legend { strong { "All requests" } span.of-admitted { "admitted" } span.of-denied { "denied" } }
-            (axis.strip("All requests, admitted and denied", most(&|b| b.all.total()), |b| b.all))
+            (axis.strip("All requests, admitted and denied", busiest, |b| b.all))
             @for (place, counts) in tally.limits.iter().enumerate().filter(|(_, counts)| counts.denied > 0) {
                 @let (name, denied) = (counts.limit.name(), |b: &TimeBucket| b.limit(place).denied);
                 @let verb = if counts.limit.is_shadow() { "would have denied" } else { "denied" };
@@ -151,9 +187,9 @@ pub(super) fn over_time(tally: &Tally) -> Markup {
                     Counts { admitted: 0, denied: denied(b) }
                 }))
             }
-            svg.axis.days[has_days] aria-hidden="true" {
-                @for Tick { place, label, begins_day } in &axis.ticks {
-                    text.day[*begins_day] x=(percent(*place)) y="1em" text-anchor=(anchor(*place)) { (label) }
+            svg.axis aria-hidden="true" {
+                @for Tick { place, label, is_minor, .. } in &axis.ticks {
+                    text.minor[*is_minor] x=(percent(*place)) y="1em" text-anchor=(anchor(*place)) { (label) }
                 }
             }
             p.axis-title { (axis.title()) }
@@ -258,6 +294,12 @@ const fn anchor(x: u64) -> &'static str {
     }
 }
 
+/// Where an axis of counts ends, and its step.
+fn top(highest: u64) -> (u64, u64) {
+    let step = round_step(highest);
+    (highest.div_ceil(step).max(1).saturating_mul(step), step)
+}
+
 /// The least of 1, 2, 5, 10, 20, 50 … that reaches a number in a few steps.
 fn round_step(highest: u64) -> u64 {
     let steps = (0..20)
@@ -330,6 +372,29 @@ mod tests {
             assert_eq!((&*moment, &*axis.title()), (most, title));
             let days = axis.ticks.iter().filter(|tick| tick.begins_day);
             assert_eq!(days.count() > 0, step_us == HOUR_US / 2);
+        }
+    }
+
+    #[test]
+    fn a_narrow_page_names_the_ends_and_the_dates_where_labels_do_not_overlap() {
+        // From 2026-03-01T21:40:00Z on.
+        const FROM: u64 = 1_772_401_200_000_000;
+        for (minutes, labels) in [
+            (2, "22:00 23:00 03-02 01:00 02:00"),
+            (1, "22:00 22:30 23:00 23:30 03-02"),
+            (30, "03-02 03-03 12:00 03-04 03-05"),
+            (7_200, "2026-03-08 2027-03-03 2028-02-26"),
+        ] {
+            let mut timeline = Timeline::default();
+            for n in 0..150 {
+                let at = Timestamp::saturating_from_us(FROM + n * minutes * MINUTE_US);
+                timeline.count(at, true, []);
+            }
+            let ticks = Axis::new(&timeline).ticks;
+            let kept: Vec<_> = ticks.iter().filter(|tick| !tick.is_minor).collect();
+            assert!(kept.is_sorted_by(|a, b| a.reach().1 <= b.reach().0), "{minutes}");
+            let kept: Vec<_> = kept.iter().map(|tick| &*tick.label).collect();
+            assert_eq!(kept.join(" "), labels);
         }
     }
 
