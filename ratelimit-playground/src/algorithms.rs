@@ -58,7 +58,7 @@ impl Settings {
             (0, _) => ["Click on the drawing".to_owned(), "to add a request".to_owned()],
             (1, _) => ["The same request under each".to_owned(), "algorithm".to_owned()],
             (_, Pattern::TwoCallers) => {
-                let below = "algorithm; the second caller stands below";
+                let below = "algorithm; the second caller below";
                 [format!("The same {all} requests under each"), below.to_owned()]
             }
             _ => {
@@ -186,7 +186,7 @@ mod tests {
                 &[9_000, 9_100],
                 ">The same 2 requests under each algorithm, and how many it admits<",
             ),
-            ("two-callers", &[], "algorithm; the second caller stands below<"),
+            ("two-callers", &[], "algorithm; the second caller below<"),
         ] {
             let svg = settings(pattern, 5, added).draw().expect("a drawing");
             assert!(svg.contains(title), "{svg}");
