@@ -39,8 +39,8 @@ pub struct FormatArgs {
     /// A field by its name in the format (`$http_x_tenant`, `%{X-Tenant}i`, a path in JSON, a
     /// column of W3C; of an access log ip, user, time, request, status, size, referrer, agent,
     /// host, or forwarded, the addresses in quotes behind the agent), or `path~EXPRESSION`, whose
-    /// first group is the identifier: `tenant=path~^/t/([^/]+)`. Of a list of addresses, the first
-    /// is the client.
+    /// first group is the identifier: `tenant=path~^/t/([^/]+)`. Of a list of addresses, the client
+    /// is the first, or the first behind the last member that is no address.
     #[arg(long = "identifier", value_name = "NAME=FIELD", value_parser = identifier)]
     identifiers: Vec<(String, Source)>,
 
@@ -55,7 +55,7 @@ pub struct FormatArgs {
     #[arg(long, value_parser = named::<LineTimeArg>(), value_name = "TIME")]
     line_time: Option<LineTimeArg>,
 
-    /// Decide a log whose lines are in no order of time, in the order of its lines.
+    /// Accept a log of which many lines come more than five minutes late, and decide these late.
     #[arg(long)]
     unsorted: bool,
 
