@@ -400,9 +400,9 @@ fn the_frame_is_as_high_as_its_report() {
         )
     };
     let resize = |browser: &mut Chromium, width: u64| {
-        let size =
+        let screen =
             json!({ "width": width, "height": 800, "deviceScaleFactor": 1, "mobile": false });
-        browser.ask("Emulation.setDeviceMetricsOverride", &size);
+        browser.ask("Emulation.setDeviceMetricsOverride", &screen);
     };
     open(&mut browser, &site.url);
     resize(&mut browser, 360);
