@@ -44,7 +44,9 @@ pub struct FormatArgs {
     #[arg(long = "identifier", value_name = "NAME=FIELD", value_parser = identifier)]
     identifiers: Vec<(String, Source)>,
 
-    /// The length of the network that an IPv6 address is counted by, as in the HTTP layer.
+    /// The length of the network that an IPv6 address of a log is counted by, as in the HTTP layer.
+    ///
+    /// The keys of a trace stay as they are.
     #[arg(long, value_name = "BITS", default_value_t = 64, value_parser = clap::value_parser!(u8).range(1..=128))]
     ipv6_prefix: u8,
 
@@ -60,19 +62,26 @@ pub struct FormatArgs {
     unsorted: bool,
 
     /// The unit of the number at the end of an access log's lines, which is the duration of the
-    /// request.
+    /// request; or of the duration in Caddy's log or in `--fields`, if they tell none.
     ///
-    /// Seconds with decimals, as `$request_time` of nginx writes them, need no unit. Concurrency
-    /// limits are left out where the input has no durations.
+    /// Seconds with decimals, as `$request_time` of nginx and Caddy write them, need no unit.
+    /// Concurrency limits are left out where the input has no durations.
     #[arg(long, value_parser = named::<UnitArg>(), value_name = "UNIT")]
     duration_unit: Option<UnitArg>,
 }
 
 impl FormatArgs {
     /// How the lines of the inputs are read.
-    pub fn read(&self) -> Format {
+    pub fn read(&self) -> Result<Format, String> {
+        let mut names = self.identifiers.iter().map(|(name, _)| name).enumerate();
+        let is_first = |(place, name): &(usize, &String)| {
+            self.identifiers[..*place].iter().all(|(known, _)| known != *name)
+        };
+        if let Some((_, name)) = names.find(|name| !is_first(name)) {
+            return Err(format!("--identifier names {} twice", crate::text::quote(name, 40)));
+        }
         let text = self.log_format.clone().map(OwnFormat::Text);
-        Format {
+        Ok(Format {
             named: self.format,
             own: text.or_else(|| self.fields.clone().map(OwnFormat::Json)),
             options: LogOptions {
@@ -83,7 +92,7 @@ impl FormatArgs {
                 ..LogOptions::default()
             },
             unsorted: self.unsorted,
-        }
+        })
     }
 }
 
@@ -111,7 +120,7 @@ pub fn parse(line: &str) -> Result<Format, String> {
         let told = told.split("\n\nUsage").next().unwrap_or_default();
         told.strip_prefix("error: ").unwrap_or(told).trim_end().replace("\n\n", "\n")
     })?;
-    Ok(line.format.read())
+    line.format.read()
 }
 
 /// What each of the options is for.
@@ -165,6 +174,7 @@ mod tests {
             ("--fields ip=a", "'--fields <LIST>': it names no time, such as time=ts"),
             ("--fields ip=a,time=t --format csv", "cannot be used with"),
             ("--identifier tenant=path~^/t", "its expression has no group"),
+            ("--identifier a=b --identifier a=c", "--identifier names \"a\" twice"),
             ("--format ngnix", "invalid value 'ngnix' for '--format <FORMAT>'"),
             ("--ipv6-prefix 129", "129 is not in 1..=128"),
             ("access.log", "unexpected argument 'access.log' found"),

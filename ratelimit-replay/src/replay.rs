@@ -146,9 +146,10 @@ impl<S: Store<AnyAlgorithm>> Replay<'_, S> {
         let mut is_void = this.tally.decisions() == 0;
         if ended.is_ok() && this.tally.decisions() == 0 && skipped > 0 {
             let (name, asked) = (requests.names(), requests.asked);
+            let own = requests.has_own.then(|| trouble.first_bad.as_deref()).flatten();
             ended = Err(match trouble.refused {
                 0 if asked == FormatArg::Auto && format.is_none() => requests.unknown(),
-                0 => no_request(name, asked, format.as_deref(), trouble.bad_lines),
+                0 => no_request(name, asked, format.as_deref(), (trouble.bad_lines, own)),
                 refused => all_refused(name, refused, trouble.bad_lines),
             });
         } else if let Some(failure) = requests.mostly_unread().filter(|_| ended.is_ok()) {
@@ -247,9 +248,21 @@ impl<S: Store<AnyAlgorithm>> Replay<'_, S> {
     }
 }
 
-/// The error of an input without a request: it is not a log, or it was read in the wrong format.
-fn no_request(name: &str, asked: FormatArg, format: Option<&str>, bad_lines: u64) -> Failure {
+/// The error of an input without a request: it is not a log, or it was read in the wrong format. Of
+/// a format that the user describes, with the first bad line.
+fn no_request(
+    name: &str,
+    asked: FormatArg,
+    format: Option<&str>,
+    (bad_lines, own): (u64, Option<&str>),
+) -> Failure {
     let bad_lines = plural(bad_lines, "bad line", "bad lines");
+    if let Some(first) = own {
+        return Failure::input(format!(
+            "{name}: no line of it is a request in the format that --log-format or --fields tells ({bad_lines}); correct the \
+             option: {first}"
+        ));
+    }
     let (as_format, remedy) = match (asked, format) {
         (_, Some(format)) => (
             format!(" as {format}"),
@@ -291,6 +304,8 @@ pub(crate) struct Trouble {
     /// Whether a line is named together with its input.
     several: bool,
     bad_lines: u64,
+    /// The first of them.
+    first_bad: Option<String>,
     /// Those of them that are not told one by one.
     untold: u64,
     /// Operations that the store does not support.
@@ -336,6 +351,7 @@ impl Trouble {
     fn bad(&mut self, name: &Path, number: u64, bad: &BadLine) -> Result<(), Failure> {
         self.report(name, number, bad)?;
         self.bad_lines += 1;
+        self.first_bad.get_or_insert_with(|| format!("line {number} {bad}"));
         Ok(())
     }
 

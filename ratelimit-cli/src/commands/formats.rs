@@ -21,7 +21,7 @@ pub(super) fn run(args: &FormatsArgs) -> Result<u8, Failure> {
         return list(args.json);
     }
     let how = Reading { silent: true, keeps_lines: true, ..Reading::default() };
-    let format = args.format.read();
+    let format = args.format.read().map_err(Failure::input)?;
     let mut requests = inputs::requests("", &args.inputs, &format, &Interrupt::default(), how)?;
     let mut shown = Vec::new();
     while shown.len() < SHOWN

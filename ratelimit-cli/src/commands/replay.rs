@@ -29,7 +29,7 @@ pub(super) fn run(args: &ReplayArgs) -> Result<u8, Failure> {
     let url = StoreUrl::parse(&args.store)?;
     let is_detailed = args.report.is_some() || args.json;
     let how = Reading { strict: args.strict, keeps_lines: is_detailed, ..Reading::default() };
-    let format = args.log.format.read();
+    let format = args.log.format.read().map_err(Failure::input)?;
     let interrupt = Interrupt::default();
     let mut requests = inputs::requests("", &args.log.inputs, &format, &interrupt, how)?;
     let (limits, note) = requests.applicable(limits)?;

@@ -36,7 +36,7 @@ struct Row<'l> {
 
 pub(super) fn run(args: &SuggestArgs) -> Result<u8, Failure> {
     let LogArgs { inputs: logs, format, .. } = &args.log;
-    let format = format.read();
+    let format = format.read().map_err(Failure::input)?;
     for input in logs {
         // A pipe has nothing left the second time.
         let is_pipe = is_dash(input) || input.metadata().is_ok_and(|data| !data.is_file());

@@ -102,6 +102,162 @@ fn of_two_durations_the_format_of_the_note_takes_the_first() {
     }
 }
 
+#[test]
+fn a_line_that_may_be_in_another_format_is_refused_with_a_remedy() {
+    const TIME: &str = "[17/May/2015:10:05:03 +0000]";
+    let end = format!("{TIME} \"GET /a HTTP/1.1\" 200 5 \"-\" \"curl/8\"");
+    let caddy = |duration: &str| {
+        format!(
+            "{{\"ts\":1431857103.5,\"logger\":\"http.log.access\",\"request\":{{\"remote_ip\":\"192.0.2.7\"}},\"duration\":{duration}}}"
+        )
+    };
+    let object = "{\"t\":1431857103,\"c\":{\"clientIp\":\"192.0.2.7\"}}".to_owned();
+    let trace = "{\"at_us\":5,\"key\":\"k\"}".to_owned();
+    let fields = "--fields ip=c.clientip,time=t";
+    for (line, options, says) in [
+        (format!("2015-05-17T10:05:03Z 10.0.0.5 192.0.2.7 - - {end}"), "", "--log-format"),
+        (
+            "2015-05-17T10:05:03Z a.example 10.0.0.9 192.0.2.7 \"GET /a HTTP/1.1\" 200 5 \"-\" x"
+                .to_owned(),
+            "",
+            "its format is not known",
+        ),
+        (format!("10.0.0.5 - 192.0.2.7 - - {end}"), "", "--log-format"),
+        (format!("10.0.0.5 - 192.0.2.7 - - {end}"), "--format combined --strict", "--log-format"),
+        (format!("a.example {end} \"192.0.2.7\""), "", "--log-format"),
+        (format!("443 {end}"), "", "the client is not to be seen"),
+        (format!("192.0.2.7 - - {end} 90000"), "--duration-unit s", "is more than a day; if it"),
+        (
+            format!("192.0.2.7 - - {end} 90000.5"),
+            "--log-format %h_%l_%u_%t_\"%r\"_%s_%b_\"%i\"_\"%i\"_%T",
+            "a day; name the field",
+        ),
+        (caddy("500000000"), "", "tell the unit by --duration-unit ms or ns"),
+        (
+            caddy("90000.5"),
+            "",
+            "is more than a day; if it has another unit, tell it by --duration-unit",
+        ),
+        (caddy("0.5"), "--identifier a=b --identifier a=c", "names \"a\" twice"),
+        (format!("192.0.2.7 {TIME}\r192.0.2.8 {TIME}"), "", "tr '\\r' '\\n'"),
+        (object.clone(), fields, "has no field \"c.clientip\"; it has c.clientIp, t; did you mean"),
+        (
+            object.clone(),
+            "--fields ip=c.clientIp,time=ts",
+            "correct the option: line 1 has no field \"ts\"",
+        ),
+        (object, "--fields ip=a,time=t,ip=b", "names ip twice; write ip=a|b"),
+        (trace.clone(), "--identifier a=b", "leave --identifier out"),
+        (trace.clone(), "--line-time end", "leave --line-time out"),
+        (trace.clone(), "--duration-unit us", "leave --duration-unit out"),
+        (trace.replace("\"key\"", "\"cots\":5,\"key\""), "", "did you mean \"cost\"?"),
+        ("at_us,key,duration\n5,k,5".to_owned(), "", "name it duration_us"),
+    ] {
+        let scene = Scene::with(BUCKET, line.clone() + "\n");
+        let options: Vec<_> = options.split(' ').map(|option| option.replace('_', " ")).collect();
+        let options = options.iter().map(String::as_str).filter(|option| !option.is_empty());
+        let ran = scene.replay(&options.chain(["input"]).collect::<Vec<_>>()).exits(2);
+        assert!(ran.err.contains(says), "{line}\n{}\nlacks {says}", ran.err);
+        assert!(
+            !ran.err.contains("with --format") || !ran.err.contains("--fields "),
+            "{}",
+            ran.err
+        );
+    }
+}
+
+#[test]
+fn a_line_is_read_as_its_format_has_it() {
+    const REQUEST: &str = "\"GET /a HTTP/1.1\" 200 5";
+    let at = |time: &str| format!("192.0.2.7 - - [{time}] {REQUEST}");
+    let caddy = "{\"ts\":1431857103.5,\"logger\":\"http.log.access\",\"request\":{\"remote_ip\":\"192.0.2.7\"},\"duration\":500}";
+    let w3c = "#Fields: time c-ip cs(User-Agent) cs-method";
+    for (lines, option, value, due) in [
+        (
+            format!(
+                "2015-05-17T10:05:03.5Z 192.0.2.7, 10.0.0.7 - - [17/May/2015:10:05:03 +0000] {REQUEST}"
+            ),
+            "--format",
+            "auto",
+            "2015-05-17T10:05:03Z  ip=192.0.2.7",
+        ),
+        (
+            at("17/May/2015:10:05:03 -0500"),
+            "--log-format",
+            "%h %^[%d:%t %^] \"%r\" %s %b",
+            "2015-05-17T15:05:03Z  ip=192.0.2.7",
+        ),
+        (
+            at("17/May/2015:10:05:03 - x"),
+            "--log-format",
+            "%h %^[%d:%t %^] \"%r\" %s %b",
+            "2015-05-17T10:05:03Z",
+        ),
+        (
+            format!("10.0.0.7 {}", at("17/May/2015:10:05:03 +0000")),
+            "--log-format",
+            "%{c}a %a %l %u %t \"%r\" %s %b",
+            "ip=192.0.2.7",
+        ),
+        (
+            at("2015-05-17 10:05:03 GMT"),
+            "--log-format",
+            "%h %l %u [%{%F %T %Z}t] \"%r\" %s %b",
+            "2015-05-17T10:05:03Z",
+        ),
+        (
+            at("17/May/2015:10:05:03 +0000") + " \"-\" \"-\" 1431857103.250",
+            "--format",
+            "combined",
+            "10:05:03Z  ip=192.0.2.7 path=/a method=GET\n",
+        ),
+        (caddy.to_owned(), "--duration-unit", "ms", "took=500 ms"),
+        (caddy.to_owned(), "--duration-unit", "ns", "ip=192.0.2.7 took=0 µs"),
+        (
+            "{\"a\":\"-\",\"b\":\"192.0.2.7\",\"t\":1431857103}".to_owned(),
+            "--fields",
+            "ip=a|b,time=t",
+            "ip=192.0.2.7",
+        ),
+        (
+            format!(
+                "#Date: 2015-05-17\n{w3c}\n23:59:59 192.0.2.7 \"a 10.0.0.9\" GET\n00:00:01 192.0.2.7 x GET"
+            ),
+            "--format",
+            "auto",
+            "2015-05-17T23:59:59Z  ip=192.0.2.7 method=GET\n  2015-05-18T00:00:01Z",
+        ),
+    ] {
+        let scene = Scene::with(BUCKET, lines.clone() + "\n");
+        let ran = scene.run(&["formats", option, value, "input"]).exits(0);
+        assert!(ran.out.contains(due), "{lines}\n{}\nlacks {due}", ran.out);
+    }
+    // More values than fields, fewer, a connection without a request, and a zone of a name.
+    for (lines, options, says) in [
+        (
+            format!("#Date: 2015-05-17\n{w3c}\n10:05:03 192.0.2.7 a b GET"),
+            &[][..],
+            "has 5 fields, and the header names 4",
+        ),
+        (format!("#Date: 2015-05-17\n{w3c}\n10:05:03 192.0.2.7 \"a b\""), &[], "has 3 fields"),
+        (
+            at("17/May/2015:10:05:03 +0000").replace("GET /a HTTP/1.1", "- - -"),
+            &["--format", "combined"],
+            "without a request",
+        ),
+        (
+            at("2015-05-17 10:05:03 CET"),
+            &["--log-format", "%h %l %u [%{%F %T %Z}t] \"%r\" %s %b"],
+            "write %z",
+        ),
+    ] {
+        let scene = Scene::with(BUCKET, lines + "\n");
+        let arguments = [&["--strict"], options, &["input"]].concat();
+        let ran = scene.replay(&arguments).exits(2);
+        assert!(ran.err.contains(says), "{}\nlacks {says}", ran.err);
+    }
+}
+
 #[cfg(unix)]
 #[test]
 fn a_pipe_is_not_read_twice() {

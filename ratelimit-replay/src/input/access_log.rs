@@ -8,15 +8,17 @@
 //! end tells how long the request took: `%D` or `%T` of Apache, `$request_time` of nginx.
 //!
 //! Before the address may stand a virtual host (`other_vhosts_access.log` of Debian), and in its
-//! place a list of the client and its proxies. No word of a line that has an address elsewhere is
-//! taken for a client.
+//! place a list of the client and its proxies. A name is a client only before `- USER [TIME]`, in a
+//! line that has no address elsewhere.
 
 use std::borrow::Cow;
 
+use compact_str::CompactString;
+
 use super::entry::BadLine;
-use super::found::{Found, LogOptions, Role, Source, UnitArg};
+use super::found::{Found, LogOptions, Role, Source, UnitArg, check_user};
 use super::request::host_name;
-use crate::address::address;
+use crate::address::{address, client as client_of};
 use crate::text::{decimal, quote};
 
 const EXPECTED: &str = "expected `ADDRESS - USER [TIME] \"REQUEST\" STATUS …`";
@@ -100,6 +102,10 @@ impl AccessLog {
                 None if is_number => self.lacks_unit = true,
                 None => found.set(Role::Duration(UnitArg::S), number.into()),
             }
+            if options.unit.is_none() && found.too_long.take().is_some() {
+                // It is another number, such as a time.
+                (found.duration_us, found.has_decimals) = (None, false);
+            }
             self.has_two_durations |= found.duration_us.is_some()
                 && [Some(number), before_last(fields.rest)].into_iter().all(is_decimal);
         }
@@ -161,7 +167,10 @@ fn fields(line: &[u8]) -> Result<Fields<'_>, String> {
         if let Some(at) = time.map(|at| begin + at) {
             what = match after_time(&line[end + 1..]) {
                 Ok([request, status, rest]) => {
-                    let Who { host, client, user } = before_time(&line[..at])?;
+                    let Who { host, client, user, is_name } = before_time(&line[..at])?;
+                    if is_name && let Some(later) = address_in(rest) {
+                        return Err(no_client(client, later));
+                    }
                     let time = &line[at + 2..end];
                     return Ok(Fields { host, client, user, time, request, status, rest });
                 }
@@ -178,12 +187,14 @@ struct Who<'l> {
     host: Option<&'l [u8]>,
     client: &'l [u8],
     user: &'l [u8],
+    /// Whether the client is the name of a host.
+    is_name: bool,
 }
 
 fn before_time(head: &[u8]) -> Result<Who<'_>, String> {
     const NO_CLIENT: &str = "has no client before its [TIME]";
     let (first, behind_first) = word(head).ok_or(NO_CLIENT)?;
-    let text = |bytes| quote(&String::from_utf8_lossy(bytes), 40);
+    let shown = |bytes| quote(&String::from_utf8_lossy(bytes), 40);
     let name = host_name(first);
     let listed = clients(head);
     // A virtual host may be an address, too: then it has a port, and another address follows.
@@ -193,40 +204,66 @@ fn before_time(head: &[u8]) -> Result<Who<'_>, String> {
         (Some(client), _) => (Some(name), client),
         (None, Some(client)) => (None, client),
         (None, None) => {
-            // Taken for a client, what stands before an address would be one for all.
             let mut later = behind_first.split(u8::is_ascii_whitespace);
             if let Some(later) = later.find(|word| word.len() > 6 && is_known(word)) {
-                let (first, later) = (text(first), text(later));
-                return Err(format!(
-                    "begins with {first}, which is no address, and {later} is one"
-                ));
+                return Err(no_client(first, later));
             }
             if !is_name(first) {
-                return Err(format!(
-                    "begins with {}, which is no address and no name",
-                    text(first)
-                ));
+                let first = shown(first);
+                return Err(format!("begins with {first}, which is no address and no name"));
+            }
+            let is_classical = word(behind_first).is_some_and(|(identity, _)| identity == b"-");
+            if !is_classical {
+                let first = shown(first);
+                return Err(format!("begins with {first}, which is no address, and no - follows"));
             }
             (None, (first, behind_first))
         }
     };
     let (identity, user) = word(rest).unwrap_or((rest, b""));
-    if identity.ends_with(b",") {
+    if identity.contains(&b',') || is_known(identity) {
         return Err("has two clients before its [TIME]; name one by --log-format".to_owned());
     }
     let mut user = user.trim_ascii();
     // What old ingress controllers write behind the address: `- [ADDRESS] - USER`.
     if user.starts_with(b"[")
-        && let Some((_, behind)) = until(user, b']')
+        && let Some((list, behind)) = until(&user[1..], b']')
         && let Some(behind) = behind.strip_prefix(b" - ")
+        && first_of(list) == first_of(client)
     {
         user = behind;
     }
-    if user.starts_with(b"- ") {
-        // Accepted literally, this would attribute all requests of a site to one caller.
-        return Err("has a field too many before its [TIME]".to_owned());
+    check_user(&text(user))?;
+    let is_name = listed.is_none() && host.is_none() && client != b"-";
+    Ok(Who { host, client, user, is_name })
+}
+
+/// That an address stands behind the place of the client, and none in it: a name there would be one
+/// client for all.
+fn no_client(first: &[u8], later: &[u8]) -> String {
+    let [first, later] = [first, later].map(|bytes| quote(&text(bytes), 40));
+    format!("begins with {first}, which is no address, and {later} is one")
+}
+
+/// The first field behind the status that is an address or has one in a list.
+fn address_in(mut rest: &[u8]) -> Option<&[u8]> {
+    loop {
+        rest = rest.trim_ascii_start();
+        let (field, behind) = match rest.strip_prefix(b"\"") {
+            Some(quoted) => until_quote(quoted)?,
+            None => word(rest)?,
+        };
+        let mut members = field.split(|&b| b == b',');
+        if members.any(|member| member.len() > 6 && is_known(member)) {
+            return Some(field);
+        }
+        rest = behind;
     }
-    Ok(Who { host, client, user })
+}
+
+/// The client of a list, as it is counted.
+fn first_of(list: &[u8]) -> CompactString {
+    client_of(&text(list), 128)
 }
 
 /// The address of a client, or a list that begins with it, by commas, and what follows.
@@ -246,10 +283,11 @@ fn is_known(word: &[u8]) -> bool {
     str::from_utf8(word).is_ok_and(|word| address(word).is_some())
 }
 
-/// Whether a word may be the name of a host.
+/// Whether a word may be the name of a host, or `-` in its place.
 fn is_name(word: &[u8]) -> bool {
     let is_part = |b: &u8| b.is_ascii_alphanumeric() || b".-_".contains(b) || *b >= 0x80;
-    is_known(word) || word.iter().all(is_part)
+    let is_number = word.iter().all(|b| b.is_ascii_digit() || *b == b'.');
+    is_known(word) || !is_number && word.iter().all(is_part)
 }
 
 /// The request, the status, and what follows it.
@@ -288,9 +326,9 @@ fn before_last(rest: &[u8]) -> Option<&str> {
     str::from_utf8(fields.next()?).ok()
 }
 
-/// Whether a field is a number with decimals.
+/// Whether a field is a number with decimals that may be a duration.
 fn is_decimal(field: Option<&str>) -> bool {
-    field.and_then(decimal).is_some_and(|(_, decimals)| decimals.is_some())
+    field.and_then(decimal).is_some_and(|(whole, decimals)| whole <= 86_400 && decimals.is_some())
 }
 
 /// The last of the fields after the size, unless it stands in quotes.
@@ -483,7 +521,26 @@ mod tests {
             (with_time("01/Jan/2200:00:00:00 +0000"), "2112"),
             (format!("Jul 18 11:07:07 web1 nginx[1]: {line}"), "\"Jul\", which is no address"),
             (format!("a b {line}"), "\"192.0.2.7\" is one"),
-            (format!("a b - - {}", &line[14..]), "a field too many"),
+            (format!("a b - - {}", &line[14..]), "no - follows"),
+            (line.replacen("192.0.2.7", "443", 1), "\"443\", which is no address and no name"),
+            (line.replacen("192.0.2.7", "0.005", 1), "no address and no name"),
+            (line.replacen("192.0.2.7 - -", "a1b2", 1), "no - follows"),
+            (
+                line.replacen("192.0.2.7", "a.example", 1) + " \"-\" \"x\" \"10.0.0.1, 192.0.2.7\"",
+                "10.0.0.1, 192.0.2.7\" is one",
+            ),
+            (line.replacen("- -", "- 203.0.113.9 - -", 1), "in the place of the user"),
+            (line.replacen("- -", "- 203.0.113.9, 10.0.0.7 - -", 1), "--log-format"),
+            (
+                line.replacen("- -", "- [203.0.113.9] - bob", 1),
+                "\"[203.0.113.9] - bob\" in the place",
+            ),
+            (line.replacen("- -", "- bob -", 1), "in the place of the user"),
+            (line.replacen("- -", "203.0.113.9 -", 1), "two clients"),
+            (
+                format!("shop.example {}", line.replacen("- -", "- 203.0.113.9 - bob", 1)),
+                "in the place",
+            ),
             (format!("10.0.0.1 192.0.2.7, {line}"), "two clients"),
             (format!("\0\0{line}"), "no address and no name"),
             (format!("\u{1b}[36mweb-1 | {line}"), "which is no address"),

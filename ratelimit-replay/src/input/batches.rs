@@ -92,6 +92,13 @@ impl Iterator for Batches {
     }
 }
 
+/// Whether a line has a carriage return within, as of a system whose lines end with one.
+fn has_bare_return(line: &[u8]) -> bool {
+    let line = line.trim_ascii_end();
+    line.contains(&b'\r')
+        && line.windows(2).any(|two| two[0] == b'\r' && two[1] != b'\r' && two[1] != b'\n')
+}
+
 impl Batches {
     /// That something was left out at the end.
     fn rest(&self) -> Option<String> {
@@ -117,6 +124,16 @@ impl Batches {
         };
         let number = line.number;
         if line.bytes.is_some_and(|bytes| bytes.trim_ascii().is_empty()) {
+            return Ok(());
+        }
+        if line.bytes.is_some_and(has_bare_return) {
+            let bad =
+                "has carriage returns in place of line breaks; convert them, with tr '\\r' '\\n'";
+            if self.parser.is_none() {
+                let name = self.name.display();
+                return Err(Failure::input(format!("{name}: line {number}: {bad}")));
+            }
+            read.push(ReadLine::Bad(number, bad.to_owned()));
             return Ok(());
         }
         let parser = match &mut self.parser {

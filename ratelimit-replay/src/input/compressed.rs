@@ -45,7 +45,7 @@ impl Compression {
     }
 
     /// Its name, which is also that of its program.
-    const fn name(self) -> &'static str {
+    pub(super) const fn name(self) -> &'static str {
         match self {
             Self::Gzip => "gzip",
             Self::Zstd => "zstd",

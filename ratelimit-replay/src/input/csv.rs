@@ -52,6 +52,11 @@ impl Csv {
         if !columns.iter().any(|name| name == "at_us") {
             return Ok(None);
         }
+        if columns.iter().any(|name| name == "duration") {
+            let told =
+                "the header names duration; name it duration_us, and write microseconds there";
+            return Err(told.to_owned());
+        }
         for (place, name) in columns.iter().enumerate() {
             if columns[..place].contains(name) {
                 return Err(format!("the header names {} twice", quote(name, 40)));

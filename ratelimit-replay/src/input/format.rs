@@ -76,6 +76,9 @@ impl Detector {
         } else {
             None
         };
+        if found.as_ref().is_some_and(|parser| !parser.is_log()) {
+            self.options.of_trace()?;
+        }
         let Some(mut parser) = found else {
             if w3c::is_directive(bytes) && !is_csv {
                 if self.directives.len() < DIRECTIVES {

@@ -16,14 +16,16 @@ use crate::named::named;
 use crate::text::{decimal, quote};
 
 named! {
-    /// A unit of time, in microseconds.
+    /// A unit of time, in nanoseconds.
     pub enum UnitArg {
+        /// Nanoseconds, as Caddy writes them if it is told to.
+        "ns" => Ns = 1,
         /// Microseconds, as `%D` of Apache.
-        "us" => Us = 1,
+        "us" => Us = 1_000,
         /// Milliseconds.
-        "ms" => Ms = 1_000,
+        "ms" => Ms = 1_000_000,
         /// Seconds, as `%T` of Apache.
-        "s" => S = 1_000_000,
+        "s" => S = 1_000_000_000,
     }
 }
 
@@ -36,6 +38,9 @@ named! {
         "end" => End,
     }
 }
+
+/// The longest that a request can take: a number of more is another number, or has another unit.
+const DAY_US: u64 = 86_400_000_000;
 
 /// How the lines of logs are read, as the user asks.
 #[derive(Clone, Debug)]
@@ -56,6 +61,22 @@ impl Default for LogOptions {
     fn default() -> Self {
         let identifiers = Vec::new();
         Self { unit: None, line_time: None, ipv6_prefix: 64, identifiers, keeps_lines: false }
+    }
+}
+
+impl LogOptions {
+    /// Refuses the options that say something of the lines of logs, for a trace.
+    pub(super) fn of_trace(&self) -> Result<(), BadLine> {
+        let (option, what) = if !self.identifiers.is_empty() {
+            ("--identifier", "identifiers")
+        } else if self.line_time.is_some() {
+            ("--line-time", "times")
+        } else if self.unit.is_some() {
+            ("--duration-unit", "durations")
+        } else {
+            return Ok(());
+        };
+        Err(format!("begins a trace, which tells its {what} itself; leave {option} out"))
     }
 }
 
@@ -80,6 +101,8 @@ pub(super) enum Role {
     /// A day and a time of day, as W3C writes them.
     Date,
     Clock,
+    /// What stands behind a time of day, and is its zone if it looks like one.
+    Zone,
     /// The first line of the request.
     Request,
     Method,
@@ -91,7 +114,6 @@ pub(super) enum Role {
     Duration(UnitArg),
     /// How long the request took, in seconds if it has decimals, and otherwise in this unit.
     DurationOr(UnitArg),
-    Nanoseconds,
     /// Nothing by itself.
     Other,
 }
@@ -105,6 +127,7 @@ pub(super) struct Found<'l> {
     time: Option<Cow<'l, str>>,
     date: Option<Cow<'l, str>>,
     clock: Option<Cow<'l, str>>,
+    zone: Option<Cow<'l, str>>,
     request: Option<Cow<'l, str>>,
     method: Option<Cow<'l, str>>,
     target: Option<Cow<'l, str>>,
@@ -113,6 +136,10 @@ pub(super) struct Found<'l> {
     pub(super) duration_us: Option<u64>,
     /// Whether the duration is a number of seconds with decimals.
     pub(super) has_decimals: bool,
+    /// Whether the duration is a whole number of seconds other than 0, and tells no unit.
+    pub(super) is_in_whole_seconds: bool,
+    /// A duration that can be none, as it stands there: in its unit, it is longer than a day.
+    pub(super) too_long: Option<String>,
     /// The identifiers that the user asks for, by their place among them.
     pub(super) identifiers: Vec<(usize, Cow<'l, str>)>,
 }
@@ -130,17 +157,20 @@ impl<'l> Found<'l> {
             Role::Time => &mut self.time,
             Role::Date => &mut self.date,
             Role::Clock => &mut self.clock,
+            Role::Zone => match zone(&text) {
+                Some(_) => &mut self.zone,
+                None => return,
+            },
             Role::Request => &mut self.request,
             Role::Method => &mut self.method,
             Role::Target => &mut self.target,
             Role::Host => &mut self.host,
             Role::Agent => &mut self.agent,
-            Role::Duration(unit) => return self.took(&text, unit as u64 * 1_000),
+            Role::Duration(unit) => return self.took(&text, unit),
             Role::DurationOr(unit) => {
                 let unit = if text.contains('.') { UnitArg::S } else { unit };
-                return self.took(&text, unit as u64 * 1_000);
+                return self.took(&text, unit);
             }
-            Role::Nanoseconds => return self.took(&text, 1),
             Role::Other => return,
         };
         place.get_or_insert(text);
@@ -170,24 +200,40 @@ impl<'l> Found<'l> {
     pub(super) fn check_client(&self) -> Result<(), BadLine> {
         let client = self.client.as_deref().or(self.forwarded.as_deref());
         let client = client.ok_or("names no client")?;
-        if client.split(',').any(|one| address(one).is_some()) {
+        if client.rsplit(',').next().and_then(address).is_some() {
             return Ok(());
         }
         Err(format!("has {} in the place of the client's address", quote(client, 40)))
     }
 
+    /// Whether what stands where the user does may be one.
+    pub(super) fn check_user(&self) -> Result<(), BadLine> {
+        self.user.as_deref().map_or(Ok(()), check_user)
+    }
+
     /// Adds a part of the time that the request took. A text with a unit has that one.
-    fn took(&mut self, text: &str, unit_ns: u64) {
-        const UNITS: [(&str, u64); 5] =
-            [("ns", 1), ("us", 1_000), ("µs", 1_000), ("ms", 1_000_000), ("s", 1_000_000_000)];
-        let with_unit = UNITS.iter().find_map(|(name, ns)| Some((text.strip_suffix(name)?, *ns)));
-        let (number, unit_ns) = with_unit.unwrap_or((text, unit_ns));
+    fn took(&mut self, text: &str, unit: UnitArg) {
+        const UNITS: [(&str, UnitArg); 5] = [
+            ("ns", UnitArg::Ns),
+            ("us", UnitArg::Us),
+            ("µs", UnitArg::Us),
+            ("ms", UnitArg::Ms),
+            ("s", UnitArg::S),
+        ];
+        let with_unit = UNITS.iter().find_map(|(name, of)| Some((text.strip_suffix(name)?, *of)));
+        let (number, unit) = with_unit.unwrap_or((text, unit));
         // A part that was never reached, such as -1, took no time.
         let Some((whole, millionths)) = decimal(number) else { return };
-        let ns = u128::from(whole) * u128::from(unit_ns)
-            + u128::from(millionths.unwrap_or(0)) * u128::from(unit_ns) / 1_000_000;
+        let unit_ns = u128::from(unit as u64);
+        let ns =
+            u128::from(whole) * unit_ns + u128::from(millionths.unwrap_or(0)) * unit_ns / 1_000_000;
         let us = u64::try_from(ns / 1_000).unwrap_or(u64::MAX);
-        self.has_decimals |= millionths.is_some() && unit_ns == 1_000_000_000;
+        if us > DAY_US {
+            self.too_long = Some(text.to_owned());
+        }
+        self.is_in_whole_seconds |=
+            with_unit.is_none() && millionths.is_none() && unit == UnitArg::S && whole > 0;
+        self.has_decimals |= millionths.is_some() && unit == UnitArg::S;
         self.duration_us = Some(self.duration_us.unwrap_or(0).saturating_add(us));
     }
 
@@ -198,16 +244,25 @@ impl<'l> Found<'l> {
         options: &LogOptions,
         line_time: LineTimeArg,
     ) -> Result<InputEntry, BadLine> {
+        if let Some(text) = &self.too_long {
+            return Err(format!("the duration is {}, which is more than a day", quote(text, 40)));
+        }
+        if self.request.as_deref().is_some_and(|request| request.starts_with("- ")) {
+            return Err("tells of a connection without a request".to_owned());
+        }
         let mut at = match (&self.time, &self.date, &self.clock) {
             (Some(time), ..) => moments.read(time)?,
             (None, Some(date), Some(clock)) => {
                 let between = if date.contains('/') { ":" } else { " " };
-                moments.read(&format!("{date}{between}{clock}"))?
+                let zone = self.zone.as_deref().and_then(zone).unwrap_or_default();
+                let behind = if zone.is_empty() { "" } else { " " };
+                moments.read(&format!("{date}{between}{clock}{behind}{zone}"))?
             }
             _ => return Err("has no time".to_owned()),
         };
         if options.line_time.unwrap_or(line_time) == LineTimeArg::End {
-            at = arrival(at, self.duration_us.unwrap_or(0));
+            let before = at.as_us().checked_sub(self.duration_us.unwrap_or(0));
+            at = before.and_then(Timestamp::from_us).ok_or("came before the year 1970")?;
         }
         let ip = self.client.or(self.forwarded);
         let ip = ip.map(|text| client(&text, options.ipv6_prefix));
@@ -268,12 +323,32 @@ impl<'l> Found<'l> {
     }
 }
 
-/// When a request came that ended then and took so long.
-fn arrival(end: Timestamp, took_us: u64) -> Timestamp {
-    Timestamp::from_us(end.as_us().saturating_sub(took_us)).unwrap_or(end)
+/// What a user's name tells that is none: a format with more fields than was thought puts one there.
+pub(super) fn check_user(user: &str) -> Result<(), BadLine> {
+    let mut words = user.split([' ', ',']).map(|word| word.trim_matches(['[', ']', '"']));
+    let unquoted = user.strip_prefix('"').and_then(|user| user.strip_suffix('"'));
+    let is_other = unquoted.unwrap_or(user).contains([',', '"'])
+        || user.starts_with("- ")
+        || user.contains(" - ")
+        || user.ends_with(" -")
+        || words.any(|word| address(word).is_some());
+    if !is_other {
+        return Ok(());
+    }
+    let user = quote(user, 40);
+    Err(format!(
+        "has {user} in the place of the user; if the format has more fields there, tell it by --log-format"
+    ))
+}
+
+/// The zone at the end of a text, behind nothing but the decimals of a second.
+fn zone(text: &str) -> Option<&str> {
+    let zone = text.trim().trim_start_matches(|c: char| c.is_ascii_digit());
+    let digits = zone.strip_prefix(['+', '-'])?.replacen(':', "", 1);
+    (digits.len() == 4 && digits.bytes().all(|b| b.is_ascii_digit())).then_some(zone)
 }
 
 /// Whether a field says that there is nothing.
-fn is_nothing(text: &str) -> bool {
+pub(super) fn is_nothing(text: &str) -> bool {
     matches!(text.trim(), "" | "-" | "\"-\"" | "\"\"")
 }

@@ -2,16 +2,19 @@
 
 use std::borrow::Cow;
 
+use ratelimit_core::for_cli::did_you_mean;
 use serde_json::Value;
 
 use super::entry::BadLine;
-use super::found::{Found, LineTimeArg, LogOptions, Role, Source, UnitArg};
-use crate::text::quote;
+use super::found::{Found, LineTimeArg, LogOptions, Role, Source, UnitArg, is_nothing};
+use crate::named::Named as _;
+use crate::text::{printable, quote};
 
 /// Where the fields of a log's objects are.
 #[derive(Clone, Debug)]
 pub struct JsonFields {
     fields: Vec<(Role, Paths)>,
+    is_unit_told: bool,
     line_time: LineTimeArg,
     /// A field, and with what it begins in the lines that are requests, if it is there.
     only: Option<(Paths, &'static str)>,
@@ -27,15 +30,41 @@ impl Paths {
         Self(text.split('|').map(path).collect())
     }
 
-    fn find<'v>(&self, object: &'v Value) -> Option<Cow<'v, str>> {
+    /// What stands there.
+    fn values<'v>(&self, object: &'v Value) -> impl Iterator<Item = &'v Value> {
         let step = |value: &'v Value, name: &String| match value {
             Value::Array(items) => items.get(name.parse::<usize>().ok()?),
             Value::Object(fields) => fields.get(name),
             _ => None,
         };
-        let mut found = self.0.iter().filter_map(|path| path.iter().try_fold(object, step));
+        self.0.iter().filter_map(move |path| path.iter().try_fold(object, step))
+    }
+
+    fn is_there(&self, object: &Value) -> bool {
+        self.values(object).next().is_some()
+    }
+
+    /// That none of them is there, and which are.
+    fn lack(&self, object: &Value) -> BadLine {
+        let mut there = Vec::new();
+        paths_of(object, String::new(), &mut there);
+        let known = there.iter().map(String::as_str);
+        let sought = self.0.iter().map(|path| path.join("."));
+        let sought: Vec<_> = sought.collect();
+        let meant = sought.iter().map(|path| did_you_mean(path, known.clone()));
+        let meant = meant.max_by_key(String::len).unwrap_or_default();
+        let (sought, there) = (sought.join("|"), there.join(", "));
+        format!("has no field {}; it has {}{meant}", quote(&sought, 80), printable(&there, 200))
+    }
+
+    fn find<'v>(&self, object: &'v Value) -> Option<Cow<'v, str>> {
+        let mut found = self.values(object);
         found.find_map(|value| match value {
-            Value::String(text) if !text.is_empty() => Some(Cow::Borrowed(&**text)),
+            Value::String(text) if !is_nothing(text) => Some(Cow::Borrowed(&**text)),
+            // Never as 1.2e-5.
+            Value::Number(number) if number.is_f64() => {
+                Some(Cow::Owned(number.as_f64()?.to_string()))
+            }
             Value::Number(number) => Some(Cow::Owned(number.to_string())),
             Value::Bool(is_true) => Some(Cow::Owned(is_true.to_string())),
             Value::Array(items) => items.first()?.as_str().map(Cow::Borrowed),
@@ -44,10 +73,19 @@ impl Paths {
     }
 }
 
+/// The paths of an object's values.
+fn paths_of(value: &Value, path: String, all: &mut Vec<String>) {
+    let Value::Object(fields) = value else { return all.push(path) };
+    for (name, value) in fields {
+        let dot = if path.is_empty() { "" } else { "." };
+        paths_of(value, format!("{path}{dot}{name}"), all);
+    }
+}
+
 impl JsonFields {
     /// The fields that a list names: `ip=request.client_ip,time=ts,duration=took:ms`.
     pub fn parse(text: &str) -> Result<Self, String> {
-        let mut fields = Vec::new();
+        let (mut fields, mut names, mut is_unit_told) = (Vec::new(), Vec::new(), false);
         for one in text.split(',') {
             let (name, path) = one
                 .split_once('=')
@@ -67,15 +105,14 @@ impl JsonFields {
                 "path" => Role::Target,
                 "host" => Role::Host,
                 "agent" => Role::Agent,
-                "duration" => match unit {
-                    None | Some("s") => Role::Duration(UnitArg::S),
-                    Some("ms") => Role::Duration(UnitArg::Ms),
-                    Some("us") => Role::Duration(UnitArg::Us),
-                    Some("ns") => Role::Nanoseconds,
-                    Some(unit) => {
-                        return Err(format!("{unit:?} is no unit; write s, ms, us or ns"));
-                    }
-                },
+                "duration" => {
+                    is_unit_told = unit.is_some();
+                    let unit = unit.unwrap_or("s");
+                    let known = UnitArg::ALL.iter().find(|known| known.name() == unit);
+                    Role::Duration(
+                        *known.ok_or(format!("{unit:?} is no unit; write s, ms, us or ns"))?,
+                    )
+                }
                 _ => {
                     return Err(format!(
                         "{name:?} is no field of a request; these are: ip, forwarded, user, time, request, \
@@ -84,6 +121,12 @@ impl JsonFields {
                     ));
                 }
             };
+            if names.contains(&name) {
+                return Err(format!(
+                    "it names {name} twice; write {name}=a|b for the first of two that is there"
+                ));
+            }
+            names.push(name);
             fields.push((role, Paths::parse(path)));
         }
         let has = |role: Role| fields.iter().any(|(known, _)| *known == role);
@@ -93,7 +136,7 @@ impl JsonFields {
         if ![Role::Client, Role::Forwarded, Role::User].into_iter().any(has) {
             return Err("it names no client, such as ip=request.client_ip".to_owned());
         }
-        Ok(Self { fields, line_time: LineTimeArg::Arrival, only: None })
+        Ok(Self { fields, is_unit_told, line_time: LineTimeArg::Arrival, only: None })
     }
 
     /// The same, with another time of a line.
@@ -112,7 +155,14 @@ impl JsonFields {
             Source::Field(path) => Some((place, Paths::parse(path))),
             Source::InPath(_) => None,
         });
-        JsonLog { wanted: wanted.collect(), fields: self.clone() }
+        let mut fields = self.clone();
+        if let Some(unit) = options.unit.filter(|_| !self.is_unit_told) {
+            let mut roles = fields.fields.iter_mut().map(|(role, _)| role);
+            if let Some(role) = roles.find(|role| matches!(role, Role::Duration(_))) {
+                *role = Role::Duration(unit);
+            }
+        }
+        JsonLog { wanted: wanted.collect(), fields }
     }
 }
 
@@ -143,6 +193,14 @@ impl JsonLog {
         for (role, paths) in &self.fields.fields {
             if let Some(text) = paths.find(&object) {
                 found.set(*role, Cow::Owned(text.into_owned()));
+            }
+        }
+        for needed in [&[Role::Time][..], &[Role::Client, Role::Forwarded, Role::User]] {
+            let mut paths = self.fields.fields.iter().filter(|(role, _)| needed.contains(role));
+            if !paths.clone().any(|(_, paths)| paths.is_there(&object))
+                && let Some((_, paths)) = paths.next()
+            {
+                return Err(paths.lack(&object));
             }
         }
         let wanted = self.wanted.iter();

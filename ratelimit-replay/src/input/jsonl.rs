@@ -7,15 +7,17 @@ use compact_str::CompactString;
 use ratelimit_core::LimitCosts;
 use ratelimit_core::for_cli::did_you_mean;
 use ratelimit_core::store::Op;
-use serde::de::{self, Deserialize, Deserializer, MapAccess, Visitor};
+use serde::de::{self, Deserialize, Deserializer, IgnoredAny, MapAccess, Visitor};
 use serde_json::Value;
 
 use super::entry::{BadLine, InputEntry, OTHERS, op, timestamp, whole_number};
 use crate::caller::{Caller, Named};
 use crate::text::{printable, quote};
 
-/// A line as written. Fields that are not listed here are ignored.
+/// A line as written.
 #[derive(serde::Deserialize)]
+#[serde(deny_unknown_fields)]
+#[allow(dead_code, reason = "a decision line may be replayed, and says more")]
 struct Record {
     at_us: Value,
     key: Option<CompactString>,
@@ -24,17 +26,38 @@ struct Record {
     numbers: Option<Value>,
     op: Option<String>,
     duration_us: Option<Value>,
+    allowed: Option<IgnoredAny>,
+    limit: Option<IgnoredAny>,
+    remaining: Option<IgnoredAny>,
+    retry_after_us: Option<IgnoredAny>,
+    reset_after_us: Option<IgnoredAny>,
+    warned: Option<IgnoredAny>,
+    owed: Option<IgnoredAny>,
+    forgiven: Option<IgnoredAny>,
+    limits: Option<IgnoredAny>,
+    shadow: Option<IgnoredAny>,
 }
 
-/// The fields of a line.
+/// The fields of a line, and those that a decision line has besides.
 const FIELDS: [&str; 7] = ["at_us", "key", "keys", "cost", "op", "duration_us", "numbers"];
+const OF_DECISIONS: [&str; 10] = [
+    "allowed",
+    "limit",
+    "remaining",
+    "retry_after_us",
+    "reset_after_us",
+    "warned",
+    "owed",
+    "forgiven",
+    "limits",
+    "shadow",
+];
 
 /// Whether a line belongs to a trace, even if it is invalid: it has the field that no other object
 /// has.
 pub(crate) fn is_record(line: &[u8]) -> bool {
-    let fields = serde_json::from_str::<HashMap<String, Option<de::IgnoredAny>>>(
-        &String::from_utf8_lossy(line),
-    );
+    let fields =
+        serde_json::from_str::<HashMap<String, Option<IgnoredAny>>>(&String::from_utf8_lossy(line));
     fields.is_ok_and(|fields| fields.contains_key("at_us"))
 }
 
@@ -44,11 +67,11 @@ pub(crate) fn parse(line: &[u8]) -> Result<InputEntry, BadLine> {
         return Err("is no JSON object, such as {\"at_us\": 5, \"key\": \"k\"}".to_owned());
     }
     let record: Record = serde_json::from_str(&text)
-        .map_err(|error| misnamed(&text, &["at_us"]).unwrap_or_else(|| reason(&error)))?;
+        .map_err(|error| unknown(&text).unwrap_or_else(|| reason(&error)))?;
     let named = record.keys.unwrap_or_default();
     if record.key.is_none() && named.list.is_empty() {
         let no_caller = "names no caller; add \"key\": \"…\" or \"keys\": {\"ip\": \"…\"}";
-        return Err(misnamed(&text, &["key", "keys"]).unwrap_or_else(|| no_caller.to_owned()));
+        return Err(no_caller.to_owned());
     }
     let number =
         |field: &str, value: &Value| whole_number(field, value.as_u64(), &value.to_string());
@@ -91,21 +114,24 @@ pub(crate) fn parse(line: &[u8]) -> Result<InputEntry, BadLine> {
     })
 }
 
-/// The field of a line that may stand in place of one of these, if the line has none of them.
-fn misnamed(text: &str, wanted: &[&str]) -> Option<BadLine> {
+/// The field of a line that a trace does not have, and what is meant by it: one that is lacking, if
+/// the line lacks one.
+fn unknown(text: &str) -> Option<BadLine> {
     let fields: serde_json::Map<_, _> = serde_json::from_str(text).ok()?;
-    if wanted.iter().any(|name| fields.contains_key(*name)) {
-        return None;
-    }
-    let unknown = fields.keys().filter(|name| !FIELDS.contains(&name.as_str()));
+    let is_known = |name: &str| FIELDS.contains(&name) || OF_DECISIONS.contains(&name);
+    let has = |names: &[&str]| names.iter().any(|name| fields.contains_key(*name));
+    let (lacks, wanted) = if !has(&["at_us"]) {
+        ("has no at_us; ", &["at_us"][..])
+    } else if !has(&["key", "keys"]) {
+        ("has no key or keys; ", &["key", "keys"][..])
+    } else {
+        ("", &FIELDS[..])
+    };
+    let unknown = fields.keys().filter(|name| !is_known(name));
     let meant = |name: &String| did_you_mean(name, wanted.iter().copied());
     let (name, meant) =
         unknown.map(|name| (name, meant(name))).min_by_key(|(_, meant)| meant.is_empty())?;
-    Some(format!(
-        "has no {}; {} is no field of a trace{meant}",
-        wanted.join(" or "),
-        quote(name, 40)
-    ))
+    Some(format!("{lacks}{} is no field of a trace{meant}", quote(name, 40)))
 }
 
 fn wrong_numbers(found: &Value) -> BadLine {
@@ -160,10 +186,10 @@ mod tests {
     use ratelimit_core::Timestamp;
 
     #[test]
-    fn a_line_has_defaults_ignores_other_fields_and_keeps_the_order_of_its_identifiers() {
+    fn a_line_has_defaults_and_keeps_the_order_of_its_identifiers() {
         let (acquire, last) = (Op::Acquire, Timestamp::MAX.as_us());
         for (line, at_us, caller, cost, op) in [
-            (r#"{"x": [1, {}], "at_us": 0, "key": "a\nb"}"#, 0, "a\\u{a}b", 1, acquire),
+            (r#"{"limits": [1, {}], "at_us": 0, "key": "a\nb"}"#, 0, "a\\u{a}b", 1, acquire),
             (r#"{"at_us":0,"key":"k","keys":null,"cost":null,"op":null}"#, 0, "k", 1, acquire),
             (r#"{"at_us":0,"key":"k","keys":{},"duration_us":null}"#, 0, "k", 1, acquire),
             (
@@ -205,6 +231,10 @@ mod tests {
             (
                 r#"{"at_us":5,"kye":"k"}"#,
                 "has no key or keys; \"kye\" is no field of a trace; did you mean \"key\"?",
+            ),
+            (
+                r#"{"at_us":5,"key":"k","cots":500}"#,
+                "\"cots\" is no field of a trace; did you mean \"cost\"?",
             ),
             ("[5, \"k\"]", "no JSON object"),
             (r#"{"at_us": 1}"#, "no caller"),

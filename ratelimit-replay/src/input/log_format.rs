@@ -28,6 +28,8 @@ pub struct LogFormat {
     line_time: LineTimeArg,
     /// Whether a quote within quotes stands as it is.
     has_bare_quotes: bool,
+    /// Whether a field takes only what its server writes there.
+    has_shapes: bool,
     /// The form of the time, if the format has one of its own.
     time_form: Option<String>,
 }
@@ -53,19 +55,20 @@ impl LogFormat {
             (with_one_time(apache(&text)?, &mut time_form), line_time)
         };
         let parts = joined(parts);
-        let format = Self { parts, line_time, has_bare_quotes: false, time_form };
+        let format =
+            Self { parts, line_time, has_bare_quotes: false, has_shapes: false, time_form };
         format.check()?;
         Ok(format)
     }
 
-    /// The same, with another time of a line.
-    pub(super) fn at(self, line_time: LineTimeArg) -> Self {
-        Self { line_time, ..self }
+    /// The same as the format of a server that is known, whose fields have [`shape`]s.
+    pub(super) fn of_server(self, line_time: LineTimeArg) -> Self {
+        Self { line_time, has_shapes: true, ..self }
     }
 
-    /// The same of lines in which a quote within quotes stands as it is, as Envoy writes it.
-    pub(super) fn with_bare_quotes(self) -> Self {
-        Self { has_bare_quotes: true, ..self }
+    /// The same of lines in which a quote within quotes may stand as it is, as Envoy writes it.
+    pub(super) fn with_bare_quotes(self, has_bare_quotes: bool) -> Self {
+        Self { has_bare_quotes, ..self }
     }
 
     fn check(&self) -> Result<(), String> {
@@ -127,7 +130,7 @@ impl LogFormat {
                         expression.push_str(if bare.len() < word.len() { " +" } else { "" });
                     }
                 }
-                Part::Field { role, .. } => {
+                Part::Field { name, role } => {
                     let before = place.checked_sub(1).map(|before| &self.parts[before]);
                     let text = |part: Option<&Part>| match part {
                         Some(Part::Text(text)) => text.clone(),
@@ -135,7 +138,11 @@ impl LogFormat {
                     };
                     let (before, after) = (text(before), text(self.parts.get(place + 1)));
                     let is_quoted = before.ends_with('"') && after.starts_with('"');
-                    let shape = if is_quoted && self.has_bare_quotes && *role == Role::Request {
+                    let has_shape = self.has_shapes && !is_quoted && !before.ends_with('[');
+                    let shape = has_shape.then(|| shape(name, &after)).flatten();
+                    let shape = if let Some(shape) = shape {
+                        shape
+                    } else if is_quoted && self.has_bare_quotes && *role == Role::Request {
                         // Its protocol ends it.
                         r#"\S+ .*? HTTP/[\d.]+|[^"]*"#
                     } else if is_quoted && self.has_bare_quotes {
@@ -174,7 +181,8 @@ impl LogFormat {
         for (place, (_, source)) in options.identifiers.iter().enumerate() {
             let Source::Field(name) = source else { continue };
             let found = fields.iter().position(|(known, _)| known == name).ok_or_else(|| {
-                let names = fields.iter().map(|(name, _)| *name).filter(|name| *name != "$_");
+                let names =
+                    fields.iter().map(|(name, _)| *name).filter(|name| !name.starts_with("$_"));
                 let names = names.collect::<Vec<_>>().join(", ");
                 format!("the format has no field {}; it has {names}", quote(name, 40))
             })?;
@@ -188,6 +196,30 @@ impl LogFormat {
         let (line_time, time_form) = (self.line_time, self.time_form.clone());
         Ok(FormattedLog { expression, groups, roles, wanted, line_time, time_form })
     }
+}
+
+/// What a server that is known writes in a field: its other formats have other fields there. `None`
+/// of a field that may be anything.
+fn shape(name: &str, after: &str) -> Option<&'static str> {
+    let is_bounded = after.starts_with(" [") || after.starts_with([')', '}']);
+    Some(match name {
+        "$status" | "$_status" => r"\d{3}|0|-1?",
+        "$_bytes" => r"\+?\d+|-",
+        "$_number" | "$duration_ms" | "$duration_us" | "$request_time" => r"[+-]?\d+(?:\.\d+)?|-",
+        "$msec" => r"\d+\.\d{3}",
+        "$time_iso8601" => r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\S*",
+        "$remote_port" => r"\d+",
+        "$request_method" => "[A-Z][A-Z_-]*",
+        "$result" => "[A-Z_]+",
+        "$hierarchy" => r"[A-Z_]+/\S+",
+        "$operation" => r"[A-Z\d]+\.[A-Z\d._]+",
+        "$response_flags" => r"[A-Z\d,]+|-",
+        "$termination_state" => "[A-Za-z-]{4}",
+        "$type" => "https?|h2|grpcs|wss?",
+        "$_" | "$upstream_addr" => return None,
+        _ if name == "$remote_addr" || is_bounded || after.is_empty() => return None,
+        _ => r"\S+",
+    })
 }
 
 /// Reads lines of a format.
@@ -356,6 +388,8 @@ fn apache(text: &str) -> Result<Vec<Part>, String> {
         };
         let header = argument.to_ascii_lowercase();
         let role = match (&*directive, &*header) {
+            // The peer, which may be a proxy: the client is %a.
+            ("h" | "a", "c") => Role::Other,
             ("h" | "a", _) => Role::Client,
             ("i", "x-forwarded-for" | "x-real-ip") => Role::Forwarded,
             ("u", _) => Role::User,
@@ -426,9 +460,18 @@ fn with_one_time(parts: Vec<Part>, form: &mut Option<String>) -> Vec<Part> {
 /// A time in a form of its own, as one that logs write.
 fn in_form(text: &str, form: &str) -> Result<String, BadLine> {
     let zoned = DateTime::parse_from_str(text, form).map(|time| time.timestamp_micros());
-    let utc =
-        || NaiveDateTime::parse_from_str(text, form).map(|time| time.and_utc().timestamp_micros());
-    let us = zoned.or_else(|_| utc()).map_err(|_| {
+    let in_utc = |form: &str| {
+        NaiveDateTime::parse_from_str(text, form).map(|time| time.and_utc().timestamp_micros())
+    };
+    let named = ["UTC", "GMT"].map(|name| form.replace("%Z", name));
+    let utc = named.iter().map(|form| in_utc(form)).find(Result::is_ok);
+    if utc.is_none() && form.contains("%Z") && in_utc(form).is_ok() {
+        let text = quote(text, 40);
+        return Err(format!(
+            "the time is {text}, whose zone is not known by its name; write %z in place of %Z in the server's format"
+        ));
+    }
+    let us = zoned.or_else(|error| utc.unwrap_or(Err(error))).map_err(|_| {
         format!("the time is {}, expected one in the form {}", quote(text, 40), quote(form, 60))
     })?;
     Ok(format!("{}.{:06}", us.div_euclid(1_000_000), us.rem_euclid(1_000_000)))
@@ -468,9 +511,21 @@ fn goaccess(text: &str) -> Result<Vec<Part>, String> {
             'T' => Role::Duration(UnitArg::S),
             'L' => Role::Duration(UnitArg::Ms),
             'D' => Role::Duration(UnitArg::Us),
-            'n' => Role::Nanoseconds,
+            'n' => Role::Duration(UnitArg::Ns),
             _ => Role::Other,
         };
+        // What is left out behind a time of day may be its zone.
+        let is_behind_time =
+            matches!(parts[..], [.., Part::Field { role: Role::Date | Role::Clock, .. }, _]);
+        let is_zone = letter == '^' && is_behind_time;
+        if is_zone && before.ends_with(['+', '-']) {
+            return Err(
+                "a sign stands before the %^ behind the time, where a zone may stand; leave \
+                        the sign to %^"
+                    .to_owned(),
+            );
+        }
+        let role = if is_zone { Role::Zone } else { role };
         parts.push(field(format!("%{letter}"), role));
     }
     parts.push(Part::Text(rest.to_owned()));

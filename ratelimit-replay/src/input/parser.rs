@@ -11,7 +11,7 @@ use super::access_log::AccessLog;
 use super::csv::{self, Csv};
 use super::entry::{BadLine, InputEntry, KeptTexts, kept_line};
 use super::envelope::Envelope;
-use super::found::{LineTimeArg, LogOptions};
+use super::found::{LineTimeArg, LogOptions, UnitArg};
 use super::json_log::{JsonFields, JsonLog};
 use super::jsonl;
 use super::log_format::{FormattedLog, LogFormat};
@@ -72,7 +72,7 @@ enum How {
 }
 
 /// The formats that have a description; of those that a line fits, the first is its format. In
-/// strings as nginx has them, `$_` is left out.
+/// strings as nginx has them, what begins with `$_` is left out.
 const DESCRIBED: [(FormatArg, LineTimeArg, How); 17] = {
     use FormatArg as F;
     use LineTimeArg::{Arrival, End};
@@ -81,8 +81,8 @@ const DESCRIBED: [(FormatArg, LineTimeArg, How); 17] = {
             F::Ingress,
             End,
             Text(
-                "$remote_addr - $remote_user [$time_local] \"$request\" $status $_ \"$http_referer\" \
-                 \"$http_user_agent\" $request_length $request_time [$proxy_upstream_name] [$_] $upstream_addr $_ \
+                "$remote_addr - $remote_user [$time_local] \"$request\" $status $_bytes \"$http_referer\" \
+                 \"$http_user_agent\" $_bytes $request_time [$proxy_upstream_name] [$_] $upstream_addr $_ \
                  $_ $_ $req_id",
             ),
         ),
@@ -90,15 +90,15 @@ const DESCRIBED: [(FormatArg, LineTimeArg, How); 17] = {
             F::Traefik,
             Arrival,
             Text(
-                "$remote_addr - $remote_user [$time_local] \"$request\" $status $_ \"$http_referer\" \
-                 \"$http_user_agent\" $_ \"$router\" \"$server\" ${duration_ms}ms",
+                "$remote_addr - $remote_user [$time_local] \"$request\" $status $_bytes \"$http_referer\" \
+                 \"$http_user_agent\" $_number \"$router\" \"$server\" ${duration_ms}ms",
             ),
         ),
         (
             F::Envoy,
             Arrival,
             Text(
-                "[$time_iso8601] \"$request\" $status $response_flags $_ $_ $duration_ms $_ \"$remote_addr\" \
+                "[$time_iso8601] \"$request\" $status $response_flags $_bytes $_bytes $duration_ms $_number \"$remote_addr\" \
                  \"$http_user_agent\" \"$request_id\" \"$host\" \"$upstream_host\"",
             ),
         ),
@@ -107,17 +107,18 @@ const DESCRIBED: [(FormatArg, LineTimeArg, How); 17] = {
             F::Envoy,
             Arrival,
             Text(
-                "[$time_iso8601] \"$request\" $status $response_flags $_ $_ \"$_\" $_ $_ $duration_ms $_ \
-                 \"$remote_addr\" \"$http_user_agent\" \"$request_id\" \"$host\" \"$upstream_host\" $_ $_ $_ \
-                 $proxy_add_x_forwarded_for $_ $route",
+                "[$time_iso8601] \"$request\" $status $response_flags $_word $_word \"$_\" $_bytes $_bytes $duration_ms $_number \
+                 \"$remote_addr\" \"$http_user_agent\" \"$request_id\" \"$host\" \"$upstream_host\" $_word $_word $_word \
+                 $proxy_add_x_forwarded_for $_word $route",
             ),
         ),
         (
             F::Haproxy,
             Arrival,
             Text(
-                "$remote_addr:$remote_port [$time_local] $frontend $backend/$server $_/$_/$_/$_/$duration_ms $status $_ $_ $_ \
-                 $termination_state $_/$_/$_/$_/$_ $_/$_ \"$request\"",
+                "$remote_addr:$remote_port [$time_local] $frontend $backend/$server $_number/$_number/$_number/$_number/$duration_ms \
+                 $status $_bytes $_word $_word $termination_state $_number/$_number/$_number/$_number/$_number \
+                 $_number/$_number \"$request\"",
             ),
         ),
         // With captured headers.
@@ -125,24 +126,25 @@ const DESCRIBED: [(FormatArg, LineTimeArg, How); 17] = {
             F::Haproxy,
             Arrival,
             Text(
-                "$remote_addr:$remote_port [$time_local] $frontend $backend/$server $_/$_/$_/$_/$duration_ms $status $_ $_ $_ \
-                 $termination_state $_/$_/$_/$_/$_ $_/$_ {$captured_headers} \"$request\"",
+                "$remote_addr:$remote_port [$time_local] $frontend $backend/$server $_number/$_number/$_number/$_number/$duration_ms \
+                 $status $_bytes $_word $_word $termination_state $_number/$_number/$_number/$_number/$_number \
+                 $_number/$_number {$captured_headers} \"$request\"",
             ),
         ),
         (
             F::Alb,
             End,
             Text(
-                "$type $time_iso8601 $elb $remote_addr $target $request_time $request_time $request_time $status $_ \
-                 $_ $_ \"$request\" \"$http_user_agent\" $_ $ssl_protocol $target_group $_",
+                "$type $time_iso8601 $elb $remote_addr $target $request_time $request_time $request_time $status $_status \
+                 $_bytes $_bytes \"$request\" \"$http_user_agent\" $_word $ssl_protocol $target_group $_",
             ),
         ),
         (
             F::Elb,
             Arrival,
             Text(
-                "$time_iso8601 $elb $remote_addr $target $request_time $request_time $request_time $status $_ $_ $_ \
-                 \"$request\" \"$http_user_agent\" $_ $ssl_protocol",
+                "$time_iso8601 $elb $remote_addr $target $request_time $request_time $request_time $status $_status $_bytes $_bytes \
+                 \"$request\" \"$http_user_agent\" $_word $ssl_protocol",
             ),
         ),
         (
@@ -150,15 +152,15 @@ const DESCRIBED: [(FormatArg, LineTimeArg, How); 17] = {
             Arrival,
             Text(
                 "$owner $bucket [$time_local] $remote_addr $remote_user $request_id $operation $key \"$request\" \
-                 $status $_ $_ $_ $duration_ms $_ \"$http_referer\" \"$http_user_agent\" $_",
+                 $status $_word $_bytes $_bytes $duration_ms $_number \"$http_referer\" \"$http_user_agent\" $_",
             ),
         ),
         (
             F::Squid,
             End,
             Text(
-                "$msec $duration_ms $remote_addr $result/$status $_ $request_method $request_uri $remote_user \
-                 $hierarchy",
+                "$msec $duration_ms $remote_addr $result/$status $_bytes $request_method $request_uri \
+                 $remote_user $hierarchy $_",
             ),
         ),
         (
@@ -166,7 +168,7 @@ const DESCRIBED: [(FormatArg, LineTimeArg, How); 17] = {
             Arrival,
             Text(
                 "[pid: $_] $remote_addr ($remote_user) {$_} [$time_local] $request_method $request_uri => \
-                 generated $_ bytes in $duration_ms msecs $_(HTTP/$_ $status) $_",
+                 generated $_bytes bytes in $duration_ms msecs $_(HTTP/$_ $status) $_",
             ),
         ),
         (
@@ -174,7 +176,7 @@ const DESCRIBED: [(FormatArg, LineTimeArg, How); 17] = {
             Arrival,
             Text(
                 "[pid: $_] $remote_addr ($remote_user) {$_} [$time_local] $request_method $request_uri => \
-                 generated $_ bytes in $duration_us micros $_(HTTP/$_ $status) $_",
+                 generated $_bytes bytes in $duration_us micros $_(HTTP/$_ $status) $_",
             ),
         ),
         (
@@ -226,10 +228,8 @@ static KNOWN: LazyLock<Vec<(FormatArg, OwnFormat, Option<Regex>)>> = LazyLock::n
     let known = |(format, line_time, how): &(FormatArg, LineTimeArg, How)| {
         Some(match how {
             Text(text) => {
-                let mut own = LogFormat::parse(text).ok()?.at(*line_time);
-                if *format == FormatArg::Envoy {
-                    own = own.with_bare_quotes();
-                }
+                let own = LogFormat::parse(text).ok()?.of_server(*line_time);
+                let own = own.with_bare_quotes(*format == FormatArg::Envoy);
                 let whole = own.whole_line()?;
                 (*format, OwnFormat::Text(own), Some(whole))
             }
@@ -331,8 +331,10 @@ impl Parser {
         let opened = envelope.and_then(|envelope| envelope.open(line));
         let inner = opened.unwrap_or(Cow::Borrowed(line));
         let is_asked = |format: FormatArg| asked == FormatArg::Auto || asked == format;
-        // Whether a line is in a format does not depend on the identifiers that the user wants.
-        let plain = Arc::new(LogOptions { identifiers: Vec::new(), ..(**options).clone() });
+        // Whether a line is in a format depends neither on the identifiers that the user wants nor on
+        // the unit of its durations, which are not too long in the least one.
+        let (identifiers, unit) = (Vec::new(), Some(UnitArg::Ns));
+        let plain = Arc::new(LogOptions { identifiers, unit, ..(**options).clone() });
         let found = |format, reader: &dyn Fn(&LogOptions) -> Result<Reader, BadLine>| {
             let mut parser = Self::new(reader(&plain)?, format, envelope, &plain);
             if !matches!(parser.parse(line), Ok(Some(_))) {
@@ -399,7 +401,17 @@ impl Parser {
             }
             Reader::W3c(log) => (log.find(inner)?, LineTimeArg::End),
             Reader::Json(log) => match log.find(inner)? {
-                Some(found) => (found, log.line_time()),
+                Some(found) => {
+                    if self.format != FormatArg::Auto {
+                        found.check_client()?;
+                    }
+                    let is_caddy = self.format == FormatArg::Caddy;
+                    if is_caddy && self.options.unit.is_none() && found.is_in_whole_seconds {
+                        return Err("the duration is a whole number, and Caddy writes seconds with decimals unless it is told \
+                                    otherwise; tell the unit by --duration-unit ms or ns".to_owned());
+                    }
+                    (found, log.line_time())
+                }
                 None => return Ok(None),
             },
             Reader::Formatted(log) => {
@@ -407,6 +419,7 @@ impl Parser {
                 // Each word fits somewhere; an address stands in its own place.
                 if self.format != FormatArg::Auto {
                     found.check_client()?;
+                    found.check_user()?;
                 }
                 if self.format == FormatArg::Haproxy {
                     found.decode_request();
@@ -421,9 +434,27 @@ impl Parser {
             }
         };
         let agent = found.agent.take().filter(|_| self.options.keeps_lines);
-        let mut entry = found.entry(&mut self.moments, &self.options, line_time)?;
+        let is_too_long = found.too_long.is_some();
+        let entry = found.entry(&mut self.moments, &self.options, line_time);
+        let mut entry = entry.map_err(|bad| match is_too_long {
+            true => format!("{bad}; {}", self.another_unit()),
+            false => bad,
+        })?;
         entry.agent = agent.map(|agent| self.texts.keep(agent.as_bytes()));
         Ok(Some(entry))
+    }
+
+    /// What to do where the unit of durations is not the one that the format has.
+    const fn another_unit(&self) -> &'static str {
+        match (&self.reader, self.format) {
+            (Reader::AccessLog(_), _) | (Reader::Json(_), FormatArg::Auto | FormatArg::Caddy) => {
+                "if it has another unit, tell it by --duration-unit"
+            }
+            (Reader::Formatted(_), FormatArg::Auto) => {
+                "name the field that is the duration, such as $request_time, in seconds, or %D, in microseconds"
+            }
+            _ => "if the log is in another format, tell it by --log-format or --fields",
+        }
     }
 
     /// Heeds a directive that stands above its lines.

@@ -5,7 +5,8 @@ pub(super) fn method(request: &[u8]) -> Option<&[u8]> {
     let end = request.iter().position(|&b| b == b' ')?;
     let method = &request[..end];
     let is_method = |b: &u8| b.is_ascii_alphabetic() || *b == b'-';
-    Some(method).filter(|method| !method.is_empty() && method.iter().all(is_method))
+    let is_word = method.first().is_some_and(u8::is_ascii_alphabetic);
+    Some(method).filter(|method| is_word && method.iter().all(is_method))
 }
 
 /// The path of a request line, without query and fragment; for an absolute URI, its path. `None` if
@@ -70,6 +71,7 @@ mod tests {
             (r#"GET /\"quoted\" HTTP/1.1"#, Some(r#"/\"quoted\""#)),
             ("CONNECT example.com:443 HTTP/1.1", None),
             ("-", None),
+            ("- - -", None),
             ("GET", None),
             ("GET HTTP/1.1", None),
             (r"\x16\x03\x01", None),

@@ -81,7 +81,7 @@ fn decompressed(
         Some(compression) => compression.decompress(whole, has_rest),
         None => Box::new(whole),
     };
-    let plain = NoTar { head: Vec::new(), plain };
+    let plain = NoArchive { head: Vec::new(), outer: compression, plain };
     Ok(Box::new(DecodeReaderBytesBuilder::new().utf8_passthru(true).build(plain)))
 }
 
@@ -89,20 +89,29 @@ fn decompressed(
 const TAR_MAGIC: (usize, &[u8]) = (257, b"ustar");
 const TAR_HEAD: usize = TAR_MAGIC.0 + TAR_MAGIC.1.len();
 
-/// Bytes that are no tar archive. Its first block has no line break, so no line has been read of it
-/// when it is known.
-struct NoTar {
+/// Bytes that are no tar archive, and not compressed once more. The first block of an archive has no
+/// line break, so no line has been read of it when it is known.
+struct NoArchive {
     /// The first bytes.
     head: Vec<u8>,
+    /// How they were compressed.
+    outer: Option<Compression>,
     plain: Box<dyn Read + Send>,
 }
 
-impl Read for NoTar {
+impl Read for NoArchive {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         let read = self.plain.read(buffer)?;
         if self.head.len() < TAR_HEAD {
             let lacking = TAR_HEAD - self.head.len();
             self.head.extend(&buffer[..read.min(lacking)]);
+            let is_told = self.head.len() >= MAGIC_BYTES;
+            if let (true, Some(outer), Some(inner)) =
+                (is_told, self.outer, Compression::of(&self.head))
+            {
+                let programs = format!("{} -dc FILE | {} -dc", outer.name(), inner.name());
+                return Err(refused("compressed twice", &programs));
+            }
             if self.head.len() == TAR_HEAD && self.head.ends_with(TAR_MAGIC.1) {
                 return Err(refused("a tar archive", "tar xOf FILE"));
             }
@@ -158,6 +167,7 @@ mod tests {
             (b"PK\x03\x04 and so on".to_vec(), "`unzip -p FILE | ratelimit"),
             (b"\x04\x22\x4d\x18 and so on".to_vec(), "`lz4 -dc FILE | ratelimit"),
             (b"\x02\x21\x4c\x18 and so on".to_vec(), "`lz4 -dc FILE | ratelimit"),
+            (gzipped(&gzipped(b"a line\n")), "`gzip -dc FILE | gzip -dc | ratelimit"),
             (gzipped(&tar), "`tar xOf FILE | ratelimit"),
             (tar, "`tar xOf FILE | ratelimit"),
         ] {

@@ -1,6 +1,8 @@
 //! [`W3c`]: logs whose first lines name their fields: `#Fields: date time c-ip cs-method …`, as of
 //! IIS and `CloudFront` (W3C, *Extended Log File Format*, 1996).
 
+use chrono::{NaiveDate, NaiveTime};
+
 use super::entry::BadLine;
 use super::found::{Found, LogOptions, Role, Source, UnitArg};
 use crate::text::quote;
@@ -16,8 +18,9 @@ pub(crate) struct W3c {
     wanted: Vec<(usize, usize)>,
     /// The names of those, by their place among all.
     asked: Vec<(usize, String)>,
-    /// The day of the last `#Date:`, which lines without a date are of.
-    day: Option<String>,
+    /// The day of lines without a date, from the last `#Date:` on, and the time of day of the last.
+    day: Option<NaiveDate>,
+    last: Option<NaiveTime>,
 }
 
 /// Whether a line is a directive, and no request.
@@ -39,7 +42,8 @@ impl W3c {
             Source::InPath(_) => None,
         });
         let (names, roles, wanted) = (Vec::new(), Vec::new(), Vec::new());
-        let mut reader = Self { names, roles, wanted, asked: asked.collect(), day: None };
+        let mut reader =
+            Self { names, roles, wanted, asked: asked.collect(), day: None, last: None };
         reader.directive(line)?;
         Ok(Some(reader))
     }
@@ -48,7 +52,9 @@ impl W3c {
     pub(super) fn directive(&mut self, line: &[u8]) -> Result<(), BadLine> {
         if let Some(date) = line.strip_prefix(DATE) {
             let date = String::from_utf8_lossy(date);
-            self.day = date.split_ascii_whitespace().next().map(str::to_owned);
+            let mut words = date.split_ascii_whitespace();
+            self.day = words.next().and_then(|day| day.parse().ok());
+            self.last = words.next().and_then(|time| time.parse().ok());
         }
         let Some(fields) = line.strip_prefix(FIELDS) else { return Ok(()) };
         let fields = String::from_utf8_lossy(fields);
@@ -70,28 +76,70 @@ impl W3c {
         Ok(())
     }
 
-    pub(super) fn find<'l>(&self, line: &'l [u8]) -> Result<Found<'l>, BadLine> {
-        // A blank within a field is written as `+`, or the fields are separated by tabs.
-        let is_tabbed = line.contains(&b'\t');
-        let is_end = |b: &u8| *b == b'\t' || !is_tabbed && *b == b' ';
-        let cells: Vec<_> = line.split(is_end).collect();
+    pub(super) fn find<'l>(&mut self, line: &'l [u8]) -> Result<Found<'l>, BadLine> {
+        // A blank within a field is written as `+`, or the field stands in quotes, or tabs separate
+        // the fields.
+        let separator = if line.contains(&b'\t') { b'\t' } else { b' ' };
+        let cells = cells(line, separator);
         let (found, expected) = (cells.len(), self.names.len());
-        if found < expected {
+        if found != expected {
             return Err(format!("has {found} fields, and the header names {expected}"));
         }
         let text = |cell: &'l [u8]| String::from_utf8_lossy(cell);
         let mut request = Found::default();
+        let has_date = self.roles.contains(&Role::Date);
         for (role, cell) in self.roles.iter().zip(&cells) {
             request.set(*role, text(cell));
-        }
-        if let Some(day) = self.day.as_ref().filter(|_| !self.roles.contains(&Role::Date)) {
-            request.set(Role::Date, day.clone().into());
+            if *role == Role::Clock
+                && !has_date
+                && let Some(day) = day(&mut self.day, &mut self.last, &text(cell))
+            {
+                request.set(Role::Date, day.to_string().into());
+            }
         }
         let wanted = self.wanted.iter();
         request.identifiers =
             wanted.filter_map(|(of, at)| Some((*of, text(cells.get(*at)?)))).collect();
         Ok(request)
     }
+}
+
+/// The values of a line; one in quotes may contain the separator.
+fn cells(line: &[u8], separator: u8) -> Vec<&[u8]> {
+    let is_tabbed = separator == b'\t';
+    let (mut cells, mut rest) =
+        (Vec::new(), Some(if is_tabbed { line } else { line.trim_ascii_end() }));
+    while let Some(text) = rest {
+        let is_end = |at: usize| text.get(at).is_none_or(|b| *b == separator);
+        let quote = |at: &usize| text[*at] == b'"' && is_end(at + 1);
+        let close = (1..text.len()).find(quote).filter(|_| text.starts_with(b"\""));
+        let end = close.map_or_else(|| (0..text.len()).find(|at| is_end(*at)), |at| Some(at + 1));
+        let end = end.unwrap_or(text.len());
+        cells.push(close.map_or(&text[..end], |close| &text[1..close]));
+        rest = text.get(end + 1..);
+    }
+    cells
+}
+
+/// The day of a line that tells a time of day only: it goes on where that goes back by hours. Lines
+/// may be somewhat out of order.
+fn day(
+    day: &mut Option<NaiveDate>,
+    last: &mut Option<NaiveTime>,
+    clock: &str,
+) -> Option<NaiveDate> {
+    const HOUR: i64 = 3_600;
+    let time = clock.parse::<NaiveTime>().ok()?;
+    let passed = last.map_or(0, |last| (time - last).num_seconds());
+    // Of the evening before.
+    if passed > 24 * HOUR - HOUR / 12 {
+        return day.and_then(|day| day.pred_opt());
+    }
+    if passed < -HOUR {
+        *day = day.and_then(|day| day.succ_opt());
+    }
+    *last = Some(time);
+    *day
 }
 
 fn role(name: &str) -> Role {

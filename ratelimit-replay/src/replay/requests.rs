@@ -135,6 +135,8 @@ pub struct ReplayedRequests {
     /// The names of all inputs, and the format that the user asked for.
     names: String,
     pub(super) asked: FormatArg,
+    /// Whether the user describes the format, in place of a name.
+    pub(super) has_own: bool,
     pub(super) trouble: Trouble,
     /// Requests of one time that are spread within its second, and the first one behind them.
     second: VecDeque<ReplayedRequest>,
@@ -180,15 +182,28 @@ impl ReplayedRequests {
             how,
             several,
             bad_lines: 0,
+            first_bad: None,
             untold: 0,
             refused: 0,
             order,
             waiting: 0,
         };
         let (names, asked, unsorted) = (names_of(&paths), format.named, format.unsorted);
+        let has_own = own.is_some();
         let has_leases = false;
         let (second, behind) = (VecDeque::new(), None);
-        Self { inputs, failed, has_leases, unsorted, names, asked, trouble, second, behind }
+        Self {
+            inputs,
+            failed,
+            has_leases,
+            unsorted,
+            names,
+            asked,
+            has_own,
+            trouble,
+            second,
+            behind,
+        }
     }
 
     /// The limits that can be tried on these inputs, and what must be said of the others.
@@ -247,9 +262,13 @@ impl ReplayedRequests {
         let input = self.inputs.iter().find(|input| input.unread > input.read)?;
         let lines = plural(input.read + input.unread, "line", "lines");
         let format = input.format.as_ref().map(|format| format!(" as {}", format.name));
+        let remedy = if self.has_own {
+            "correct what --log-format or --fields tells"
+        } else {
+            "name the format with --format or --log-format if it is another"
+        };
         Some(Failure::input(format!(
-            "{}: only {} of {lines} can be read{}; mend the others, or name the format with --format or --log-format if it is \
-             another",
+            "{}: only {} of {lines} can be read{}; mend the others, or {remedy}",
             input.name.display(),
             count(input.read),
             format.unwrap_or_default()
