@@ -3,7 +3,6 @@
 
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::vec;
 
 use super::entry::{BadLine, InputEntry, TOO_LONG};
@@ -28,8 +27,6 @@ pub struct Batches {
     /// Whether the lines of an input in no known format are reported one by one.
     pub(crate) names_all: bool,
     pub(crate) is_over: bool,
-    /// Whether bytes behind its compressed data were left out.
-    pub(crate) has_rest: Arc<AtomicBool>,
 }
 
 /// What some lines of an input say.
@@ -85,7 +82,7 @@ impl Iterator for Batches {
             name: parser.name(),
             is_log: parser.is_log(),
             lacks_unit: parser.lacks_unit(),
-            hints: parser.hints().into_iter().chain(self.rest()).collect(),
+            hints: parser.hints(),
         });
         let first = self.detector.first.clone().filter(|_| format.is_none());
         Some(Batch { lines: read.into_iter(), format, first })
@@ -100,13 +97,6 @@ fn has_bare_return(line: &[u8]) -> bool {
 }
 
 impl Batches {
-    /// That something was left out at the end.
-    fn rest(&self) -> Option<String> {
-        let what = "what stands behind its gzip data is left out, because it is no gzip data";
-        let is_told = self.has_rest.load(Ordering::Relaxed);
-        is_told.then(|| format!("{}: {what}", self.name.display()))
-    }
-
     /// Reads the next line.
     fn read(&mut self, read: &mut Vec<ReadLine>) -> Result<(), Failure> {
         let line = match self.lines.next() {

@@ -18,7 +18,7 @@ use crate::text::{decimal, quote};
 named! {
     /// A unit of time, in nanoseconds.
     pub enum UnitArg {
-        /// Nanoseconds, as Caddy writes them if it is told to.
+        /// Nanoseconds, as Caddy writes them if its configuration says so.
         "ns" => Ns = 1,
         /// Microseconds, as `%D` of Apache.
         "us" => Us = 1_000,
@@ -323,7 +323,8 @@ impl<'l> Found<'l> {
     }
 }
 
-/// What a user's name tells that is none: a format with more fields than was thought puts one there.
+/// What a user's name tells that is none: a format with more fields than was thought puts one
+/// there.
 pub(super) fn check_user(user: &str) -> Result<(), BadLine> {
     let mut words = user.split([' ', ',']).map(|word| word.trim_matches(['[', ']', '"']));
     let unquoted = user.strip_prefix('"').and_then(|user| user.strip_suffix('"'));

@@ -157,16 +157,14 @@ impl ReplayedRequests {
         let (several, mut failed) = (inputs.len() > 1, None);
         let input = |NamedInput { name, bytes }: NamedInput| {
             let name = Arc::<Path>::from(name);
-            let has_rest = Arc::default();
             let batches = watcher.read(Batches {
                 name: Arc::clone(&name),
-                lines: Lines::new(Box::new(Text::new(bytes, Arc::clone(&has_rest)))),
+                lines: Lines::new(Box::new(Text::new(bytes))),
                 parser: None,
                 detector: Detector::new(format.named, own.clone(), Arc::clone(&options)),
                 // Nothing else may name an input.
                 names_all: how.strict || several,
                 is_over: false,
-                has_rest,
             });
             let batches = batches.unwrap_or_else(|error| {
                 let what = format!("{}: cannot be read: {error}", name.display());
