@@ -275,6 +275,8 @@ mod tests {
             ("$remote_addr $ [$time_local]", "no name follows the $"),
             ("%h %t %", "a % stands at its end"),
             ("%h [%d:%t %^] %", "a % stands at its end"),
+            ("%h [%d:%t+%^]", "a sign stands before the %^"),
+            ("%{c}a %t", "does not name the client"),
         ] {
             let error = LogFormat::parse(format).expect_err(format);
             assert!(error.contains(says), "{format}: {error}");

@@ -182,6 +182,18 @@ fn a_line_is_read_as_its_format_has_it() {
             "2015-05-17T10:05:03Z  ip=192.0.2.7",
         ),
         (
+            format!("2015-05-17T10:05:03Z a.example 10.0.0.9 192.0.2.7 {REQUEST}"),
+            "--log-format",
+            "$time_iso8601 $host $_ $remote_addr \"$request\" $status $_",
+            "2015-05-17T10:05:03Z  ip=192.0.2.7 path=/a method=GET host=a.example",
+        ),
+        (
+            format!("2015-05-17T10:05:04Z {}", at("17/May/2015:10:05:03 +0000")),
+            "--log-format",
+            "$remote_addr $_ [$time_local] \"$request\" $status $_",
+            "2015-05-17T10:05:03Z  ip=192.0.2.7",
+        ),
+        (
             at("17/May/2015:10:05:03 -0500"),
             "--log-format",
             "%h %^[%d:%t %^] \"%r\" %s %b",

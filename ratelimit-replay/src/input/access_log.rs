@@ -294,6 +294,9 @@ fn is_name(word: &[u8]) -> bool {
 fn after_time(text: &[u8]) -> Result<[&[u8]; 3], &'static str> {
     let request = text.strip_prefix(b" \"").ok_or("has no \"REQUEST\" after its [TIME]")?;
     let (request, text) = until_quote(request).ok_or("ends within its request")?;
+    if is_known(request) {
+        return Err("has an address in the place of its request");
+    }
     let broken = "has a broken part before its end";
     let text = text.strip_prefix(b" ").ok_or(broken)?;
     let (status, rest) = until(text, b' ').unwrap_or((text, b""));

@@ -18,7 +18,7 @@ use crate::text::{decimal, quote};
 named! {
     /// A unit of time, in nanoseconds.
     pub enum UnitArg {
-        /// Nanoseconds, as Caddy writes them if its configuration says so.
+        /// Nanoseconds, as Caddy may write them.
         "ns" => Ns = 1,
         /// Microseconds, as `%D` of Apache.
         "us" => Us = 1_000,
@@ -323,14 +323,14 @@ impl<'l> Found<'l> {
     }
 }
 
-/// What a user's name tells that is none: a format with more fields than was thought puts one
-/// there.
+/// Refuses what is no user: in a format with more fields, others stand in this place.
 pub(super) fn check_user(user: &str) -> Result<(), BadLine> {
     let mut words = user.split([' ', ',']).map(|word| word.trim_matches(['[', ']', '"']));
     let unquoted = user.strip_prefix('"').and_then(|user| user.strip_suffix('"'));
     let is_other = unquoted.unwrap_or(user).contains([',', '"'])
         || user.starts_with("- ")
         || user.contains(" - ")
+        || user.contains("HTTP/")
         || user.ends_with(" -")
         || words.any(|word| address(word).is_some());
     if !is_other {

@@ -27,10 +27,13 @@ const PARTS: [(&str, &str, &str); 4] = [
 
 /// What a line seems to say, and what to write so that it is read.
 pub(crate) fn guess(line: &[u8]) -> String {
-    let opened = Envelope::find(line).and_then(|envelope| envelope.open(line));
+    // A moment in front may be the only one.
+    let envelope = Envelope::find(line).filter(|envelope| *envelope != Envelope::Timestamp);
+    let opened = envelope.and_then(|envelope| envelope.open(line));
     let inner = opened.unwrap_or(Cow::Borrowed(line));
     let text = String::from_utf8_lossy(&inner);
     let mut found = [const { None }; PARTS.len()];
+    let mut others = Vec::new();
     let object = serde_json::from_str::<Value>(&text).ok().filter(Value::is_object);
     let is_object = object.is_some();
     let option = if let Some(object) = object {
@@ -43,7 +46,7 @@ pub(crate) fn guess(line: &[u8]) -> String {
             JsonFields::parse(&fields).is_ok_and(|fields| is_read(line, &OwnFormat::Json(fields)));
         reads.then(|| format!("--fields {fields}"))
     } else {
-        let format = in_words(&text, &mut found);
+        let format = in_words(&text, &mut found, &mut others);
         let reads =
             LogFormat::parse(&format).is_ok_and(|format| is_read(line, &OwnFormat::Text(format)));
         reads.then(|| format!("--log-format '{format}'"))
@@ -52,6 +55,10 @@ pub(crate) fn guess(line: &[u8]) -> String {
         found.as_ref().map(|(_, value)| format!("{what} may be {}", quote(value, 40)))
     });
     let mut told: Vec<_> = told.collect();
+    if !others.is_empty() {
+        let others: Vec<_> = others.iter().map(|other| quote(other, 40)).collect();
+        told[0].push_str(&format!(", or {}", others.join(" or ")));
+    }
     let lacks = PARTS[..2].iter().zip(&found).filter(|(_, found)| found.is_none());
     told.extend(lacks.map(|((what, ..), _)| format!("{what} is not to be seen")));
     let remedy = match option {
@@ -118,8 +125,9 @@ fn in_object(value: &Value, path: &mut String, found: &mut Found) {
     }
 }
 
-/// Notes the parts among the words of a line. Returns the line's format in the notation of nginx.
-fn in_words(line: &str, found: &mut Found) -> String {
+/// Notes the parts among the words of a line, and the other words that may be its client. Returns
+/// the line's format in the notation of nginx.
+fn in_words(line: &str, found: &mut Found, others: &mut Vec<String>) -> String {
     let (mut format, mut rest) = (String::new(), line.trim());
     while !rest.is_empty() {
         let (open, close) = match rest.as_bytes()[0] {
@@ -137,7 +145,11 @@ fn in_words(line: &str, found: &mut Found) -> String {
             let longer = ends.find(|(words, _)| moment(words).is_some());
             longer.filter(|_| part(first.0).is_none()).unwrap_or(first)
         });
-        let place = part(word).filter(|place| found[*place].is_none());
+        let place = part(word);
+        if place == Some(0) && found[0].is_some() && others.len() < 3 {
+            others.push(word.to_owned());
+        }
+        let place = place.filter(|place| found[*place].is_none());
         let name = place.map_or("$_", |place| PARTS[place].1);
         if let Some(place) = place {
             found[place] = Some((name.to_owned(), word.to_owned()));
@@ -179,6 +191,10 @@ mod tests {
             (
                 r#"{"at":"2015-05-17T10:05:03Z","http":{"peer":"192.0.2.7"},"n":5}"#,
                 "try --fields ip=http.peer,time=at",
+            ),
+            (
+                "2015-05-17T10:05:03Z a.example 10.0.0.9 192.0.2.7 \"GET /a HTTP/1.1\" 200",
+                "may be \"10.0.0.9\", or \"192.0.2.7\", the time may be \"2015-05-17T10:05:03Z\", the request may be",
             ),
             ("2015-05-17T10:05:03Z hello", "the client is not to be seen"),
             ("hello", "the time is not to be seen"),

@@ -17,6 +17,7 @@ use super::jsonl;
 use super::log_format::{FormattedLog, LogFormat};
 use super::moment::Moments;
 use super::w3c::{self, W3c};
+use crate::address::address;
 use crate::named::{Named as _, named};
 use crate::text::plural;
 use How::{Json, Text};
@@ -275,6 +276,11 @@ pub enum OwnFormat {
     Json(JsonFields),
 }
 
+/// Whether a client is an address, or the network of one.
+fn is_counted(client: &str) -> bool {
+    client.split('/').next().and_then(address).is_some()
+}
+
 impl OwnFormat {
     fn reader(&self, options: &LogOptions) -> Result<Reader, BadLine> {
         Ok(match self {
@@ -302,8 +308,17 @@ impl Parser {
         line: &[u8],
         options: &Arc<LogOptions>,
     ) -> Result<Self, BadLine> {
-        let reader = format.reader(options)?;
-        Ok(Self::new(reader, FormatArg::Auto, Envelope::find(line), options))
+        let parser =
+            |envelope| Ok(Self::new(format.reader(options)?, FormatArg::Auto, envelope, options));
+        let envelope = Envelope::find(line);
+        // The moment in front may be that of the format.
+        if envelope == Some(Envelope::Timestamp)
+            && let Ok(Some(entry)) = parser(None)?.parse(line)
+            && entry.caller.identifier("ip").is_none_or(is_counted)
+        {
+            return parser(None);
+        }
+        parser(envelope)
     }
 
     /// The parser of the format of a line, among those asked for: the first in which it is a
@@ -331,8 +346,8 @@ impl Parser {
         let opened = envelope.and_then(|envelope| envelope.open(line));
         let inner = opened.unwrap_or(Cow::Borrowed(line));
         let is_asked = |format: FormatArg| asked == FormatArg::Auto || asked == format;
-        // Whether a line is in a format depends neither on the identifiers that the user wants nor on
-        // the unit of its durations, which are not too long in the least one.
+        // Whether a line is in a format depends neither on the identifiers that the user wants nor
+        // on the unit of its durations, which are not too long in the least one.
         let (identifiers, unit) = (Vec::new(), Some(UnitArg::Ns));
         let plain = Arc::new(LogOptions { identifiers, unit, ..(**options).clone() });
         let found = |format, reader: &dyn Fn(&LogOptions) -> Result<Reader, BadLine>| {

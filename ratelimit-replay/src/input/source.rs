@@ -84,8 +84,8 @@ fn decompressed(mut input: Box<dyn Read + Send>) -> io::Result<Box<dyn Read + Se
 const TAR_MAGIC: (usize, &[u8]) = (257, b"ustar");
 const TAR_HEAD: usize = TAR_MAGIC.0 + TAR_MAGIC.1.len();
 
-/// Bytes that are no tar archive, and not compressed once more. The first block of an archive has no
-/// line break, so no line has been read of it when it is known.
+/// Bytes that are no tar archive, and not compressed once more. The first block of an archive has
+/// no line break, so no line has been read of it when it is known.
 struct NoArchive {
     /// The first bytes.
     head: Vec<u8>,
