@@ -166,6 +166,11 @@ mod tests {
                 assert!(parser.parse(&line.as_bytes()[..end]).is_ok(), "{format}");
             }
             assert!(parser.parse(&line.as_bytes()[..40]).is_err(), "{format}");
+            // Nor may it have more fields.
+            for more in ["0.1", "0.1 \"x\"", "\"x\" 0.1"] {
+                let is_read = parser.parse(format!("{line} {more}").as_bytes()).is_ok();
+                assert_eq!(is_read, format.contains("$_"), "{format}");
+            }
         }
     }
 

@@ -146,7 +146,7 @@ impl<S: Store<AnyAlgorithm>> Replay<'_, S> {
         let mut is_void = this.tally.decisions() == 0;
         if ended.is_ok() && this.tally.decisions() == 0 && skipped > 0 {
             let (name, asked) = (requests.names(), requests.asked);
-            let own = requests.has_own.then(|| trouble.first_bad.as_deref()).flatten();
+            let own = requests.has_own.then_some(trouble.first_bad.as_deref()).flatten();
             ended = Err(match trouble.refused {
                 0 if asked == FormatArg::Auto && format.is_none() => requests.unknown(),
                 0 => no_request(name, asked, format.as_deref(), (trouble.bad_lines, own)),

@@ -258,6 +258,11 @@ fn a_line_is_read_as_its_format_has_it() {
             "without a request",
         ),
         (
+            format!("443 {}", at("17/May/2015:10:05:03 +0000")),
+            &["--log-format", "$remote_addr $_ [$time_local] \"$request\" $_"],
+            "has \"443\" in the place of the client's address",
+        ),
+        (
             at("2015-05-17 10:05:03 CET"),
             &["--log-format", "%h %l %u [%{%F %T %Z}t] \"%r\" %s %b"],
             "write %z",

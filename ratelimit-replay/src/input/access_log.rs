@@ -17,7 +17,7 @@ use compact_str::CompactString;
 
 use super::entry::BadLine;
 use super::found::{Found, LogOptions, Role, Source, UnitArg, check_user};
-use super::request::host_name;
+use super::request::{host_name, is_host};
 use crate::address::{address, client as client_of};
 use crate::text::{decimal, quote};
 
@@ -225,6 +225,11 @@ fn before_time(head: &[u8]) -> Result<Who<'_>, String> {
         return Err("has two clients before its [TIME]; name one by --log-format".to_owned());
     }
     let mut user = user.trim_ascii();
+    if identity != b"-" && user.contains(&b' ') {
+        return Err(
+            "has a field too many before its [TIME]; tell the format by --log-format".to_owned()
+        );
+    }
     // What old ingress controllers write behind the address: `- [ADDRESS] - USER`.
     if user.starts_with(b"[")
         && let Some((list, behind)) = until(&user[1..], b']')
@@ -283,11 +288,9 @@ fn is_known(word: &[u8]) -> bool {
     str::from_utf8(word).is_ok_and(|word| address(word).is_some())
 }
 
-/// Whether a word may be the name of a host, or `-` in its place.
+/// Whether a word may be a host.
 fn is_name(word: &[u8]) -> bool {
-    let is_part = |b: &u8| b.is_ascii_alphanumeric() || b".-_".contains(b) || *b >= 0x80;
-    let is_number = word.iter().all(|b| b.is_ascii_digit() || *b == b'.');
-    is_known(word) || !is_number && word.iter().all(is_part)
+    is_known(word) || is_host(word)
 }
 
 /// The request, the status, and what follows it.
@@ -540,6 +543,7 @@ mod tests {
             ),
             (line.replacen("- -", "- bob -", 1), "in the place of the user"),
             (line.replacen("- -", "203.0.113.9 -", 1), "two clients"),
+            (line.replacen("- -", "a1b2 c3 443", 1), "a field too many"),
             (
                 format!("shop.example {}", line.replacen("- -", "- 203.0.113.9 - bob", 1)),
                 "in the place",

@@ -9,7 +9,7 @@ use regex::Regex;
 
 use super::entry::{BadLine, InputEntry};
 use super::moment::Moments;
-use super::request::{method, path};
+use super::request::{is_host, method, path};
 use crate::address::{address, client};
 use crate::caller::{Caller, Named};
 use crate::named::named;
@@ -196,11 +196,15 @@ impl<'l> Found<'l> {
         self.request = Some(Cow::Owned(String::from_utf8_lossy(&bytes).into_owned()));
     }
 
-    /// Whether an address stands where the client does.
-    pub(super) fn check_client(&self) -> Result<(), BadLine> {
+    /// Whether an address stands where the client does. In a format that the user describes, it may
+    /// be the name of a host, or absent.
+    pub(super) fn check_client(&self, is_own: bool) -> Result<(), BadLine> {
         let client = self.client.as_deref().or(self.forwarded.as_deref());
-        let client = client.ok_or("names no client")?;
-        if client.rsplit(',').next().and_then(address).is_some() {
+        let Some(client) = client else {
+            return if is_own { Ok(()) } else { Err("names no client".to_owned()) };
+        };
+        let is_address = client.rsplit(',').next().and_then(address).is_some();
+        if is_address || is_own && client.split(',').all(|one| is_host(one.trim().as_bytes())) {
             return Ok(());
         }
         Err(format!("has {} in the place of the client's address", quote(client, 40)))
@@ -325,6 +329,9 @@ impl<'l> Found<'l> {
 
 /// Refuses what is no user: in a format with more fields, others stand in this place.
 pub(super) fn check_user(user: &str) -> Result<(), BadLine> {
+    if is_nothing(user) {
+        return Ok(());
+    }
     let mut words = user.split([' ', ',']).map(|word| word.trim_matches(['[', ']', '"']));
     let unquoted = user.strip_prefix('"').and_then(|user| user.strip_suffix('"'));
     let is_other = unquoted.unwrap_or(user).contains([',', '"'])

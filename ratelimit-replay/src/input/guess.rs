@@ -25,6 +25,10 @@ const PARTS: [(&str, &str, &str); 4] = [
     ("the agent", "$http_user_agent", "agent"),
 ];
 
+/// The earliest time that a guess takes for one, in the year 2001: a number of fewer digits may be a
+/// duration.
+const LEAST_US: u64 = 1_000_000_000_000_000;
+
 /// What a line seems to say, and what to write so that it is read.
 pub(crate) fn guess(line: &[u8]) -> String {
     // A moment in front may be the only one.
@@ -57,7 +61,7 @@ pub(crate) fn guess(line: &[u8]) -> String {
     let mut told: Vec<_> = told.collect();
     if !others.is_empty() {
         let others: Vec<_> = others.iter().map(|other| quote(other, 40)).collect();
-        told[0].push_str(&format!(", or {}", others.join(" or ")));
+        told[0] = format!("{}, or {}", told[0], others.join(" or "));
     }
     let lacks = PARTS[..2].iter().zip(&found).filter(|(_, found)| found.is_none());
     told.extend(lacks.map(|((what, ..), _)| format!("{what} is not to be seen")));
@@ -91,7 +95,7 @@ type Found = [Option<(String, String)>; PARTS.len()];
 fn part(text: &str) -> Option<usize> {
     if address(text.split(',').next().unwrap_or(text)).is_some() {
         Some(0)
-    } else if moment(text).is_some() {
+    } else if moment(text).is_some_and(|at| at.as_us() >= LEAST_US) {
         Some(1)
     } else if method(text.as_bytes()).is_some() && path(text.as_bytes()).is_some() {
         Some(2)
@@ -198,6 +202,7 @@ mod tests {
             ),
             ("2015-05-17T10:05:03Z hello", "the client is not to be seen"),
             ("hello", "the time is not to be seen"),
+            (r#"{"at":"192.0.2.7","took":500000000}"#, "the time is not to be seen"),
             ("{}", "such as --fields ip=client.ip,time=ts,path=url"),
             ("", "such as --log-format '$remote_addr [$time_local]"),
             ("[ \" ]", "such as --log-format"),

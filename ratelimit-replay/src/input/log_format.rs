@@ -119,8 +119,12 @@ impl LogFormat {
         for (place, part) in self.parts.iter().enumerate() {
             match part {
                 Part::Text(text) => {
-                    if place > needed && !is_whole {
-                        expression.push_str("(?:");
+                    // A line may end behind what closes a field.
+                    let may_end = place > needed && !is_whole;
+                    let close = usize::from(may_end && text.starts_with(['"', ']', ')', '}']));
+                    let (close, text) = text.split_at(close);
+                    for begin in [close, ""].iter().filter(|_| may_end) {
+                        let _ = write!(expression, "(?:{}", regex::escape(begin));
                         open += 1;
                     }
                     // Servers pad some fields.
@@ -159,6 +163,17 @@ impl LogFormat {
                         r"\S+"
                     } else if *role == Role::Client {
                         r"\S+?"
+                    } else if *role == Role::Target {
+                        r#"[^"]*?"#
+                    } else if matches!(role, Role::Method | Role::Duration(_)) {
+                        r#"[^\s"]*?"#
+                    } else if place > needed
+                        && *role == Role::Other
+                        && !["$_", "%^"].contains(&&**name)
+                    {
+                        // Where all may be absent, it is not the rest of a line with more fields. nginx
+                        // writes lists with blanks.
+                        r#"(?:[^\s"]|, | : )*?"#
                     } else if after.is_empty() {
                         ".*"
                     } else {

@@ -349,7 +349,7 @@ impl Parser {
         // Whether a line is in a format depends neither on the identifiers that the user wants nor
         // on the unit of its durations, which are not too long in the least one.
         let (identifiers, unit) = (Vec::new(), Some(UnitArg::Ns));
-        let plain = Arc::new(LogOptions { identifiers, unit, ..(**options).clone() });
+        let plain = Arc::new(LogOptions { unit, identifiers, ..(**options).clone() });
         let found = |format, reader: &dyn Fn(&LogOptions) -> Result<Reader, BadLine>| {
             let mut parser = Self::new(reader(&plain)?, format, envelope, &plain);
             if !matches!(parser.parse(line), Ok(Some(_))) {
@@ -418,7 +418,7 @@ impl Parser {
             Reader::Json(log) => match log.find(inner)? {
                 Some(found) => {
                     if self.format != FormatArg::Auto {
-                        found.check_client()?;
+                        found.check_client(false)?;
                     }
                     let is_caddy = self.format == FormatArg::Caddy;
                     if is_caddy && self.options.unit.is_none() && found.is_in_whole_seconds {
@@ -432,8 +432,9 @@ impl Parser {
             Reader::Formatted(log) => {
                 let mut found = log.find(inner)?;
                 // Each word fits somewhere; an address stands in its own place.
-                if self.format != FormatArg::Auto {
-                    found.check_client()?;
+                let is_own = self.format == FormatArg::Auto;
+                found.check_client(is_own)?;
+                if !is_own {
                     found.check_user()?;
                 }
                 if self.format == FormatArg::Haproxy {
@@ -451,9 +452,8 @@ impl Parser {
         let agent = found.agent.take().filter(|_| self.options.keeps_lines);
         let is_too_long = found.too_long.is_some();
         let entry = found.entry(&mut self.moments, &self.options, line_time);
-        let mut entry = entry.map_err(|bad| match is_too_long {
-            true => format!("{bad}; {}", self.another_unit()),
-            false => bad,
+        let mut entry = entry.map_err(|bad| {
+            if is_too_long { format!("{bad}; {}", self.another_unit()) } else { bad }
         })?;
         entry.agent = agent.map(|agent| self.texts.keep(agent.as_bytes()));
         Ok(Some(entry))

@@ -41,6 +41,13 @@ pub(super) fn host_name(host: &[u8]) -> &[u8] {
     colon.filter(|at| port(*at)).map_or(host, |at| &host[..at])
 }
 
+/// Whether a word may be the name of a host, or `-` in its place.
+pub(super) fn is_host(word: &[u8]) -> bool {
+    let is_part = |b: &u8| b.is_ascii_alphanumeric() || b".-_".contains(b) || *b >= 0x80;
+    let is_number = word.iter().all(|b| b.is_ascii_digit() || *b == b'.');
+    !is_number && word.iter().all(is_part)
+}
+
 /// The path of a request's target.
 pub(super) fn target_path(target: &[u8]) -> Option<&[u8]> {
     let end = target.iter().position(|b| matches!(b, b'?' | b'#')).unwrap_or(target.len());
