@@ -62,7 +62,7 @@ pub struct FormatArgs {
     unsorted: bool,
 
     /// The unit of the number at the end of an access log's lines, which is the duration of the
-    /// request; or of the duration in Caddy's log or in `--fields`, if they tell none.
+    /// request; or of the duration in Caddy's log, in W3C's or in `--fields`, if they tell none.
     ///
     /// Seconds with decimals, as `$request_time` of nginx and Caddy write them, need no unit.
     /// Concurrency limits are left out where the input has no durations.

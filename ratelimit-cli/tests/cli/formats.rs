@@ -223,6 +223,12 @@ fn a_line_is_read_as_its_format_has_it() {
             "combined",
             "10:05:03Z  ip=192.0.2.7 path=/a method=GET\n",
         ),
+        (
+            "#Fields: date time c-ip time-taken\n2015-05-17 10:05:03 192.0.2.7 2".to_owned(),
+            "--duration-unit",
+            "s",
+            "10:05:01Z  ip=192.0.2.7 took=2 s",
+        ),
         (caddy.to_owned(), "--duration-unit", "ms", "took=500 ms"),
         (caddy.to_owned(), "--duration-unit", "ns", "ip=192.0.2.7 took=0 µs"),
         (

@@ -462,7 +462,8 @@ impl Parser {
     /// What to do where the unit of durations is not the one that the format has.
     const fn another_unit(&self) -> &'static str {
         match (&self.reader, self.format) {
-            (Reader::AccessLog(_), _) | (Reader::Json(_), FormatArg::Auto | FormatArg::Caddy) => {
+            (Reader::AccessLog(_) | Reader::W3c(_), _)
+            | (Reader::Json(_), FormatArg::Auto | FormatArg::Caddy) => {
                 "if it has another unit, tell it by --duration-unit"
             }
             (Reader::Formatted(_), FormatArg::Auto) => {

@@ -21,6 +21,8 @@ pub(crate) struct W3c {
     /// The day of lines without a date, from the last `#Date:` on, and the time of day of the last.
     day: Option<NaiveDate>,
     last: Option<NaiveTime>,
+    /// The unit of durations, if the user tells it.
+    unit: Option<UnitArg>,
 }
 
 /// Whether a line is a directive, and no request.
@@ -42,8 +44,8 @@ impl W3c {
             Source::InPath(_) => None,
         });
         let (names, roles, wanted) = (Vec::new(), Vec::new(), Vec::new());
-        let mut reader =
-            Self { names, roles, wanted, asked: asked.collect(), day: None, last: None };
+        let (asked, unit) = (asked.collect(), options.unit);
+        let mut reader = Self { names, roles, wanted, asked, day: None, last: None, unit };
         reader.directive(line)?;
         Ok(Some(reader))
     }
@@ -60,6 +62,10 @@ impl W3c {
         let fields = String::from_utf8_lossy(fields);
         self.names = fields.split_ascii_whitespace().map(str::to_owned).collect();
         self.roles = self.names.iter().map(|name| role(name)).collect();
+        if let Some(unit) = self.unit {
+            let is_duration = |role: &&mut Role| matches!(role, Role::DurationOr(_));
+            self.roles.iter_mut().filter(is_duration).for_each(|role| *role = Role::Duration(unit));
+        }
         // CloudFront's own name is no news beside the one that the client asked for.
         let place = |name: &str| self.names.iter().position(|known| known == name);
         if let (Some(_), Some(own)) = (place("x-host-header"), place("cs(Host)")) {
