@@ -250,7 +250,13 @@ fn a_line_is_read_as_its_format_has_it() {
         let ran = scene.run(&["formats", option, value, "input"]).exits(0);
         assert!(ran.out.contains(due), "{lines}\n{}\nlacks {due}", ran.out);
     }
-    // More values than fields, fewer, a connection without a request, and a zone of a name.
+}
+
+#[test]
+fn a_line_with_other_fields_than_its_format_is_a_bad_line() {
+    const REQUEST: &str = "\"GET /a HTTP/1.1\" 200 5";
+    let at = |time: &str| format!("192.0.2.7 - - [{time}] {REQUEST}");
+    let w3c = "#Fields: time c-ip cs(User-Agent) cs-method";
     for (lines, options, says) in [
         (
             format!("#Date: 2015-05-17\n{w3c}\n10:05:03 192.0.2.7 a b GET"),

@@ -25,8 +25,8 @@ const PARTS: [(&str, &str, &str); 4] = [
     ("the agent", "$http_user_agent", "agent"),
 ];
 
-/// The earliest time that a guess takes for one, in the year 2001: a number of fewer digits may be a
-/// duration.
+/// The earliest time that a guess takes for one, in the year 2001: a number of fewer digits may be
+/// a duration.
 const LEAST_US: u64 = 1_000_000_000_000_000;
 
 /// What a line seems to say, and what to write so that it is read.

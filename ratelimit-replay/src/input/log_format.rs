@@ -171,8 +171,7 @@ impl LogFormat {
                         && *role == Role::Other
                         && !["$_", "%^"].contains(&&**name)
                     {
-                        // Where all may be absent, it is not the rest of a line with more fields. nginx
-                        // writes lists with blanks.
+                        // Not the rest of a line with more fields. nginx writes lists with blanks.
                         r#"(?:[^\s"]|, | : )*?"#
                     } else if after.is_empty() {
                         ".*"
