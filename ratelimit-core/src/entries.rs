@@ -132,8 +132,8 @@ impl<const LEASES: bool> LoggedWindow<LEASES> {
             limit: self.limit,
             remaining: self.limit.saturating_sub(used),
             retry_after_us,
-            replenish_after_us: grown_us.map_or(0, |us| us - now.as_us()),
-            reset_after_us: last.map_or(0, |last| self.end_us(*last) - now.as_us()),
+            replenish_after_us: grown_us.map_or(0, |us| us.saturating_sub(now.as_us())),
+            reset_after_us: last.map_or(0, |last| self.end_us(*last).saturating_sub(now.as_us())),
         }
     }
 
@@ -150,7 +150,8 @@ impl<const LEASES: bool> LoggedWindow<LEASES> {
     fn denial(&self, now: Timestamp, cost: u64, live: LiveEntries<'_>) -> Decision {
         let room = self.limit.checked_sub(cost);
         let retry_us = room.and_then(|room| self.freed_us(live.entries.iter(), live.used - room));
-        let retry_after_us = retry_us.map(|us| us - now.as_us());
+        // A store may have kept entries in no order, of which some have ended already.
+        let retry_after_us = retry_us.map(|us| us.saturating_sub(now.as_us()).max(1));
         self.decision((now, cost), live.used, live.entries.iter(), retry_after_us)
     }
 

@@ -224,15 +224,17 @@ impl BucketedWindow {
             limit,
             remaining,
             retry_after_us,
-            replenish_after_us: grown_us.map_or(0, |us| us - now.as_us()),
-            reset_after_us: newest.map_or(0, |bucket| end_us(bucket) - now.as_us()),
+            replenish_after_us: grown_us.map_or(0, |us| us.saturating_sub(now.as_us())),
+            reset_after_us: newest.map_or(0, |bucket| end_us(bucket).saturating_sub(now.as_us())),
         }
     }
 
     /// The decision on a request, and the charge.
     fn decide(&self, now: Timestamp, cost: u64, live: LiveBuckets<'_>) -> (Decision, u64) {
         if cost > self.remaining(live) {
-            let retry_after_us = self.fits_us(live, 0, cost).map(|us| us - now.as_us());
+            // A store may have kept buckets in no order, of which some have ended already.
+            let wait_us = |us: u64| us.saturating_sub(now.as_us()).max(1);
+            let retry_after_us = self.fits_us(live, 0, cost).map(wait_us);
             return (self.decision((now, cost), live, 0, retry_after_us), 0);
         }
         (self.decision((now, cost), live, cost, Some(0)), cost)

@@ -147,4 +147,12 @@ mod tests {
         assert_eq!(granted.after(None), Some(&state(&[(1, 2), (3, 1), (5, 5)])));
         assert!(Concurrency::new("10001/s".parse().expect("a rate")).is_err());
     }
+
+    #[test]
+    fn leases_in_no_order_deny_and_panic_nothing() {
+        let limit = Concurrency::new("1/10us".parse().expect("a rate")).expect("a limit");
+        let entries = [(0, 0), (90, 0), (0, 1)].map(entry).to_vec();
+        let step = limit.step(Some(&ConcurrencyState { entries }), timestamp(95), 1);
+        assert_eq!((step.decision.allowed, step.decision.retry_after_us), (false, Some(1)));
+    }
 }
