@@ -7,10 +7,9 @@ use std::path::Path;
 
 use ratelimit_replay::failure::Failure;
 use ratelimit_replay::replay::Decisions;
-use same_file::Handle;
 
 use crate::args::ReplayArgs;
-use crate::inputs::is_dash;
+use crate::inputs::{identity, is_dash};
 
 /// The size of the output buffer.
 const BUFFER_BYTES: usize = 64 * 1024;
@@ -64,10 +63,4 @@ pub(crate) fn fill(mut file: &File, contents: &[u8]) -> io::Result<()> {
     file.write_all(contents).inspect_err(|_| {
         let _ = empty(file);
     })
-}
-
-/// What identifies a file by whatever name; `None` for what cannot be overwritten, such as a
-/// terminal.
-fn identity(path: &Path) -> Option<Handle> {
-    Some(path).filter(|path| path.is_file()).and_then(|path| Handle::from_path(path).ok())
 }

@@ -15,6 +15,7 @@ use ratelimit_replay::policy;
 use ratelimit_replay::records::{self, GivenRecord};
 use ratelimit_replay::replay::{Format, Reading, ReplayedRequests};
 use ratelimit_replay::watcher::Watcher;
+use same_file::Handle;
 
 use crate::interrupt::Interrupt;
 
@@ -74,12 +75,14 @@ pub(crate) fn requests(
     let bar = ProgressBar::no_length().with_prefix(what);
     let mut inputs = Vec::with_capacity(paths.len());
     let mut total = Some(0_u64);
-    for (place, path) in paths.iter().enumerate() {
-        let same = |other: &PathBuf| same_file::is_same_file(path, other).unwrap_or(false);
-        if path.is_file() && paths[..place].iter().any(same) {
+    let mut taken = Vec::with_capacity(paths.len());
+    for path in paths {
+        let id = identity(path);
+        if id.is_some() && taken.contains(&id) {
             let what = "is named twice, and its requests would count twice; name it once";
             return Err(Failure::input(format!("INPUT {}: {what}", path.display())));
         }
+        taken.push(id);
         let (input, length) = open(path)?;
         total = total.zip(length).map(|(total, length)| total.saturating_add(length));
         inputs.push(NamedInput { name: path.clone(), bytes: Box::new(bar.wrap_read(input)) });
@@ -87,6 +90,12 @@ pub(crate) fn requests(
     show_progress(&bar, total);
     let terminal = Terminal { bar, interrupt: interrupt.clone() };
     Ok(ReplayedRequests::new(inputs, format, Box::new(terminal), how))
+}
+
+/// What identifies a file by whatever name; `None` for what cannot be overwritten, such as a
+/// terminal.
+pub(crate) fn identity(path: &Path) -> Option<Handle> {
+    Some(path).filter(|path| path.is_file()).and_then(|path| Handle::from_path(path).ok())
 }
 
 /// Lets a bar show how much is read of so many bytes, in 80 columns.

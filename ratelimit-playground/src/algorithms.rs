@@ -50,22 +50,18 @@ enum Pattern {
 impl Settings {
     pub(crate) fn draw(&self) -> Result<String, Box<dyn Error>> {
         let mut requests = self.requests();
-        requests.extend(self.added_ms.iter().map(|at| (*at, 2)));
+        requests.extend(self.added_ms.iter().map(|at| (*at, Scene::READER)));
         requests.sort_unstable();
         let rows = self.algorithms.iter().filter_map(|name| self.row(name));
         let all = requests.len();
+        let same = format!("The same {all} requests under each");
         let title = match (all, self.pattern) {
-            (0, _) => ["Click on the drawing".to_owned(), "to add a request".to_owned()],
-            (1, _) => ["The same request under each".to_owned(), "algorithm".to_owned()],
-            (_, Pattern::TwoCallers) => {
-                let below = "algorithm; the second caller below";
-                [format!("The same {all} requests under each"), below.to_owned()]
-            }
-            _ => {
-                let admits = "algorithm, and how many it admits";
-                [format!("The same {all} requests under each"), admits.to_owned()]
-            }
+            (0, _) => ["Click on the drawing", "to add a request"],
+            (1, _) => ["The same request under each", "algorithm"],
+            (_, Pattern::TwoCallers) => [&same, "algorithm; the second caller below"],
+            _ => [&same, "algorithm, and how many it admits"],
         };
+        let title = title.map(str::to_owned);
         Scene { title, requests, rows: rows.collect() }.draw(self.is_wide)
     }
 

@@ -73,12 +73,10 @@ pub struct FormatArgs {
 impl FormatArgs {
     /// How the lines of the inputs are read.
     pub fn read(&self) -> Result<Format, String> {
-        let mut names = self.identifiers.iter().map(|(name, _)| name).enumerate();
-        let is_first = |(place, name): &(usize, &String)| {
-            self.identifiers[..*place].iter().all(|(known, _)| known != *name)
-        };
-        if let Some((_, name)) = names.find(|name| !is_first(name)) {
-            return Err(format!("--identifier names {} twice", crate::text::quote(name, 40)));
+        for (place, (name, _)) in self.identifiers.iter().enumerate() {
+            if self.identifiers[..place].iter().any(|(known, _)| known == name) {
+                return Err(format!("--identifier names {} twice", crate::text::quote(name, 40)));
+            }
         }
         let text = self.log_format.clone().map(OwnFormat::Text);
         Ok(Format {

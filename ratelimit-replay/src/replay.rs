@@ -51,6 +51,8 @@ pub struct ReplayOutcome {
     pub tally: Tally,
     /// The input's format; `None` if no line decided it.
     pub format: Option<String>,
+    /// Whether an input is a log, and no trace.
+    pub(crate) reads_logs: bool,
     /// How far the inputs were out of order.
     pub order: Order,
     /// What the lines of the input leave open, and the options that tell it.
@@ -80,7 +82,6 @@ impl ReplayOutcome {
     #[must_use]
     pub fn warnings(&self, policy: &str, other: Option<&str>) -> Vec<String> {
         let other = other.zip(self.comparison.as_ref().map(|comparison| &comparison.tally));
-        let is_trace = self.format.as_ref().is_some_and(|format| format.contains("trace"));
         let mut warnings = Vec::new();
         for (name, tally) in iter::once((policy, &self.tally)).chain(other) {
             if tally.nothing_applied() {
@@ -88,7 +89,7 @@ impl ReplayOutcome {
             }
             warnings.extend(tally.left_out().map(|left_out| format!("{name}: {left_out}")));
             warnings.extend(tally.unmet().map(|(unmet, is_missing)| {
-                let by_option = is_missing && !is_trace;
+                let by_option = is_missing && self.reads_logs;
                 let option = if by_option {
                     " (--identifier NAME=FIELD reads another from the log)"
                 } else {
@@ -138,6 +139,7 @@ impl<S: Store<AnyAlgorithm>> Replay<'_, S> {
         let is_whole = ended.is_ok();
         let Self { mut this, other, requests, decisions } = self;
         let (format, order, hints) = (requests.format(), requests.order(), requests.hints());
+        let reads_logs = requests.reads_logs();
         let trouble = &requests.trouble;
         (this.tally.bad_lines, this.tally.refused_operations) =
             (trouble.bad_lines, trouble.refused);
@@ -186,6 +188,7 @@ impl<S: Store<AnyAlgorithm>> Replay<'_, S> {
         ReplayOutcome {
             tally,
             format,
+            reads_logs,
             order,
             hints,
             ended,

@@ -38,9 +38,7 @@ pub fn page(report: &Report<'_>) -> String {
     let others = totals(tally).rows.into_iter().skip(3).filter(|row| row[1] != "0");
     let headline = match (tally.requests, tally.denied) {
         (0, _) => "The input has no requests".to_owned(),
-        (_, 0) if tally.limits.iter().all(|counts| counts.applied == 0) => {
-            "No limit applied to a request".to_owned()
-        }
+        (_, 0) if tally.nothing_applied() => "No limit applied to a request".to_owned(),
         (_, 0) => "No request would have been denied".to_owned(),
         (all, denied) => share(denied, all) + " of requests would have been denied",
     };

@@ -167,25 +167,24 @@ pub(crate) fn records_table(tally: &Tally, most: usize) -> TextTable {
     TextTable::new(&["caller", "limit", "record", "#requests", "#denied"], rows)
 }
 
-/// That records decided no request, and how their callers may be named.
+/// A note on the records that decided no request, and on how a log names their callers.
 pub(crate) fn idle_records(tally: &Tally) -> Option<String> {
-    let all = tally.records();
-    let mut idle = all.iter().filter(|(.., counts)| counts.requests == 0);
-    let number = idle.clone().count() as u64;
-    let (limit, key, _) = idle.next()?;
+    let mut idle = tally.records();
+    let all = idle.len() as u64;
+    idle.retain(|(.., counts)| counts.requests == 0);
+    let (limit, key, _) = idle.first()?;
     let network = |(limit, key, _): &(&Limit<AnyAlgorithm>, &str, _)| {
         let is_address = limit.identifier_names().eq(["ip"]);
         let counted = client_as_counted(key, 64);
         (is_address && *key != counted).then(|| format!("; a log counts {key} as {counted}"))
     };
-    let network = all.iter().filter(|(.., counts)| counts.requests == 0).find_map(network);
     Some(format!(
         "{} of {} decided no request, such as {} under {}{}",
-        count(number),
-        plural(all.len() as u64, "record", "records"),
+        count(idle.len() as u64),
+        plural(all, "record", "records"),
         printable(&key_as_arguments(limit, key), 80),
         limit.name(),
-        network.unwrap_or_default()
+        idle.iter().find_map(network).unwrap_or_default()
     ))
 }
 

@@ -265,7 +265,7 @@ fn after_charge(
         }
         // While the window of the last charge is owed, all but a request counts in it, if there is
         // room.
-        AnyAlgorithm::FixedWindow(_) if op != Op::Acquire => {
+        AnyAlgorithm::FixedWindow(_) if !matches!(op, Op::Acquire | Op::Peek) => {
             let last_us = history.last().map_or(now_us, |last| last.at_us);
             let is_owed = remaining_parts(algorithm, &history, now_us) < capacity(algorithm);
             let room = remaining_parts(algorithm, &history, last_us) + debt(algorithm);
@@ -453,7 +453,6 @@ fn decide_check(
         }
         Op::Settle | Op::Renew | Op::Extend => unreachable!("the oracle has no reservations"),
     };
-    let op = if op == Op::Peek { Op::Acquire } else { op };
     let history = after_charge(algorithm, op, history, now_us, parts);
     (decision_of(algorithm, &history, now_us, check.cost, true), history)
 }

@@ -26,12 +26,11 @@ pub(super) fn run(args: &CheckArgs) -> Result<u8, Failure> {
     let url = StoreUrl::parse(&args.caller.store)?;
     let caller = args.caller.caller(&limits)?;
     let op = if args.peek { Op::Peek } else { Op::Acquire };
-    if let Some(twice) = (1..args.cost.len())
-        .find(|at| args.cost[..*at].iter().any(|(limit, _)| *limit == args.cost[*at].0))
-    {
-        let of =
-            args.cost[twice].0.as_ref().map_or_else(String::new, |limit| format!(" for {limit}"));
-        return Err(Failure::input(format!("--cost: two costs are given{of}; give one")));
+    for (place, (limit, _)) in args.cost.iter().enumerate() {
+        if args.cost[..place].iter().any(|(known, _)| known == limit) {
+            let of = limit.as_ref().map_or_else(String::new, |limit| format!(" for {limit}"));
+            return Err(Failure::input(format!("--cost: two costs are given{of}; give one")));
+        }
     }
     let costs = args.cost.iter().fold(LimitCosts::from(1), |costs, (limit, cost)| match limit {
         Some(limit) => costs.with(limit, *cost),

@@ -145,7 +145,7 @@ fn finish(
     } else {
         super::print(text)?;
     }
-    // What was counted is told, though the report may not be there.
+    // The numbers are printed by now, even where the report could not be written.
     written.and(ended).map(|()| 0)
 }
 

@@ -270,7 +270,8 @@ fn a_policy_is_marked_as_lint_tells_and_shared_without_the_log() {
     );
     assert_eq!(shown, json!([right, true]));
 
-    // A link that a mailer cuts off or changes: what is whole is there, and what is not is told.
+    // A mailer may cut a link off or change it: the page takes the whole parts and names the
+    // others.
     set(&mut browser, "options", "--ipv6-prefix 56");
     browser.evaluate("document.querySelector('#comparison').open = true");
     set(&mut browser, "other", right);

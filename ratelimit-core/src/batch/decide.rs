@@ -282,7 +282,8 @@ impl<A: Algorithm> Batch<'_, A> {
                     )
                 }
                 IdState::Reserved(reservation) if self.op == Op::Extend => {
-                    let (step, charge, left) = self.extend(position, (state, now), reservation)?;
+                    let (step, charge, left) =
+                        self.extend(position, state, (now, at), reservation)?;
                     (step, charge, Some(left))
                 }
                 IdState::Reserved(reservation) => {
@@ -323,7 +324,8 @@ impl<A: Algorithm> Batch<'_, A> {
     fn extend(
         &self,
         position: usize,
-        (state, now): (Option<&A::State>, Timestamp),
+        state: Option<&A::State>,
+        (now, at): (Timestamp, Timestamp),
         reservation: Reservation,
     ) -> Result<(Step<A::State>, Charge, Reservation), Refusal> {
         let check = &self.checks[position];
@@ -340,7 +342,6 @@ impl<A: Algorithm> Batch<'_, A> {
             let step = self.beyond_record(position, step, (state, now, more));
             (step, more, self.charge(check, reservation.cost, state, now))
         };
-        let at = algorithm.charged_at(state, now);
         let left = extend_reservation(reservation, (state, check, more), (now, at));
         Ok((step, charge, left))
     }

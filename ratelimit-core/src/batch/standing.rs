@@ -110,12 +110,7 @@ impl<'a, A: Algorithm> Batch<'a, A> {
         if step.decision.allowed || wait_us.is_some_and(|wait_us| wait_us < rest_us) {
             return step;
         }
-        let left = match &step.write {
-            Write::Put { state, .. } => Some(state),
-            Write::Keep => state,
-            Write::Remove => None,
-        };
-        let then = policy.step(left, *end, cost).decision;
+        let then = policy.step(step.write.after(state), *end, cost).decision;
         let more_us = if then.allowed { Some(0) } else { then.retry_after_us };
         step.decision.retry_after_us = more_us.map(|more_us| rest_us.saturating_add(more_us));
         step

@@ -243,8 +243,8 @@ fn before_time(head: &[u8]) -> Result<Who<'_>, String> {
     Ok(Who { host, client, user, is_name })
 }
 
-/// That an address stands behind the place of the client, and none in it: a name there would be one
-/// client for all.
+/// The error of a line that has an address behind the client's place, and none in it: a name there
+/// would be one client for all.
 fn no_client(first: &[u8], later: &[u8]) -> String {
     let [first, later] = [first, later].map(|bytes| quote(&text(bytes), 40));
     format!("begins with {first}, which is no address, and {later} is one")

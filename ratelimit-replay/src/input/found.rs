@@ -1,6 +1,7 @@
 //! [`Found`]: what a line of a server's log says of a request, and the request that it makes.
 
 use std::borrow::Cow;
+use std::iter;
 
 use compact_str::CompactString;
 use ratelimit_core::Timestamp;
@@ -12,7 +13,7 @@ use super::moment::Moments;
 use super::request::{is_host, method, path};
 use crate::address::{address, client};
 use crate::caller::{Caller, Named};
-use crate::named::named;
+use crate::named::{Named as _, named};
 use crate::text::{decimal, quote};
 
 named! {
@@ -127,7 +128,8 @@ pub(super) struct Found<'l> {
     time: Option<Cow<'l, str>>,
     date: Option<Cow<'l, str>>,
     clock: Option<Cow<'l, str>>,
-    zone: Option<Cow<'l, str>>,
+    /// Behind a blank; empty if none stands there.
+    zone: String,
     request: Option<Cow<'l, str>>,
     method: Option<Cow<'l, str>>,
     target: Option<Cow<'l, str>>,
@@ -157,10 +159,12 @@ impl<'l> Found<'l> {
             Role::Time => &mut self.time,
             Role::Date => &mut self.date,
             Role::Clock => &mut self.clock,
-            Role::Zone => match zone(&text) {
-                Some(_) => &mut self.zone,
-                None => return,
-            },
+            Role::Zone => {
+                if let Some(zone) = zone(&text).filter(|_| self.zone.is_empty()) {
+                    self.zone = format!(" {zone}");
+                }
+                return;
+            }
             Role::Request => &mut self.request,
             Role::Method => &mut self.method,
             Role::Target => &mut self.target,
@@ -217,14 +221,9 @@ impl<'l> Found<'l> {
 
     /// Adds a part of the time that the request took. A text with a unit has that one.
     fn took(&mut self, text: &str, unit: UnitArg) {
-        const UNITS: [(&str, UnitArg); 5] = [
-            ("ns", UnitArg::Ns),
-            ("us", UnitArg::Us),
-            ("µs", UnitArg::Us),
-            ("ms", UnitArg::Ms),
-            ("s", UnitArg::S),
-        ];
-        let with_unit = UNITS.iter().find_map(|(name, of)| Some((text.strip_suffix(name)?, *of)));
+        let named = UnitArg::ALL.iter().map(|unit| (unit.name(), *unit));
+        let mut named = iter::once(("µs", UnitArg::Us)).chain(named);
+        let with_unit = named.find_map(|(name, unit)| Some((text.strip_suffix(name)?, unit)));
         let (number, unit) = with_unit.unwrap_or((text, unit));
         // A part that was never reached, such as -1, took no time.
         let Some((whole, millionths)) = decimal(number) else { return };
@@ -258,9 +257,7 @@ impl<'l> Found<'l> {
             (Some(time), ..) => moments.read(time)?,
             (None, Some(date), Some(clock)) => {
                 let between = if date.contains('/') { ":" } else { " " };
-                let zone = self.zone.as_deref().and_then(zone).unwrap_or_default();
-                let behind = if zone.is_empty() { "" } else { " " };
-                moments.read(&format!("{date}{between}{clock}{behind}{zone}"))?
+                moments.read(&format!("{date}{between}{clock}{}", self.zone))?
             }
             _ => return Err("has no time".to_owned()),
         };

@@ -10,6 +10,9 @@ use super::found::{Found, LineTimeArg, LogOptions, Role, Source, UnitArg, is_not
 use crate::named::Named as _;
 use crate::text::{printable, quote};
 
+/// A line has one of each: its time, and who sent the request.
+const NEEDED: [&[Role]; 2] = [&[Role::Time], &[Role::Client, Role::Forwarded, Role::User]];
+
 /// Where the fields of a log's objects are.
 #[derive(Clone, Debug)]
 pub struct JsonFields {
@@ -44,7 +47,7 @@ impl Paths {
         self.values(object).next().is_some()
     }
 
-    /// That none of them is there, and which are.
+    /// The error of an object that has none of them, with the paths that it has.
     fn lack(&self, object: &Value) -> BadLine {
         let mut there = Vec::new();
         paths_of(object, String::new(), &mut there);
@@ -129,11 +132,12 @@ impl JsonFields {
             names.push(name);
             fields.push((role, Paths::parse(path)));
         }
-        let has = |role: Role| fields.iter().any(|(known, _)| *known == role);
-        if !has(Role::Time) {
+        let has = |roles: &[Role]| fields.iter().any(|(known, _)| roles.contains(known));
+        let [time, clients] = NEEDED;
+        if !has(time) {
             return Err("it names no time, such as time=ts".to_owned());
         }
-        if ![Role::Client, Role::Forwarded, Role::User].into_iter().any(has) {
+        if !has(clients) {
             return Err("it names no client, such as ip=request.client_ip".to_owned());
         }
         Ok(Self { fields, is_unit_told, line_time: LineTimeArg::Arrival, only: None })
@@ -190,12 +194,16 @@ impl JsonLog {
             return Ok(None);
         }
         let mut found = Found::default();
+        let mut is_met = [false; NEEDED.len()];
         for (role, paths) in &self.fields.fields {
             if let Some(text) = paths.find(&object) {
+                for (is_met, roles) in is_met.iter_mut().zip(NEEDED) {
+                    *is_met |= roles.contains(role);
+                }
                 found.set(*role, Cow::Owned(text.into_owned()));
             }
         }
-        for needed in [&[Role::Time][..], &[Role::Client, Role::Forwarded, Role::User]] {
+        for (needed, _) in NEEDED.iter().zip(is_met).filter(|(_, is_met)| !is_met) {
             let mut paths = self.fields.fields.iter().filter(|(role, _)| needed.contains(role));
             if !paths.clone().any(|(_, paths)| paths.is_there(&object))
                 && let Some((_, paths)) = paths.next()

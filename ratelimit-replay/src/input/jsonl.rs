@@ -14,44 +14,33 @@ use super::entry::{BadLine, InputEntry, OTHERS, op, timestamp, whole_number};
 use crate::caller::{Caller, Named};
 use crate::text::{printable, quote};
 
-/// A line as written.
-#[derive(serde::Deserialize)]
-#[serde(deny_unknown_fields)]
-#[allow(dead_code, reason = "a decision line may be replayed, and says more")]
-struct Record {
+/// A line as written, and the names of its fields. Those behind the semicolon say nothing here: a
+/// decision line may be replayed, and has them besides.
+macro_rules! record {
+    ($($field:ident: $type:ty),+; $($besides:ident),+) => {
+        #[derive(serde::Deserialize)]
+        #[serde(deny_unknown_fields)]
+        #[allow(dead_code, reason = "what a decision line has besides")]
+        struct Record {
+            $($field: $type,)+
+            $($besides: Option<IgnoredAny>,)+
+        }
+
+        const FIELDS: &[&str] = &[$(stringify!($field)),+];
+        const OF_DECISIONS: &[&str] = &[$(stringify!($besides)),+];
+    };
+}
+
+record! {
     at_us: Value,
     key: Option<CompactString>,
     keys: Option<Named>,
     cost: Option<Value>,
-    numbers: Option<Value>,
     op: Option<String>,
     duration_us: Option<Value>,
-    allowed: Option<IgnoredAny>,
-    limit: Option<IgnoredAny>,
-    remaining: Option<IgnoredAny>,
-    retry_after_us: Option<IgnoredAny>,
-    reset_after_us: Option<IgnoredAny>,
-    warned: Option<IgnoredAny>,
-    owed: Option<IgnoredAny>,
-    forgiven: Option<IgnoredAny>,
-    limits: Option<IgnoredAny>,
-    shadow: Option<IgnoredAny>,
+    numbers: Option<Value>;
+    allowed, limit, remaining, retry_after_us, reset_after_us, warned, owed, forgiven, limits, shadow
 }
-
-/// The fields of a line, and those that a decision line has besides.
-const FIELDS: [&str; 7] = ["at_us", "key", "keys", "cost", "op", "duration_us", "numbers"];
-const OF_DECISIONS: [&str; 10] = [
-    "allowed",
-    "limit",
-    "remaining",
-    "retry_after_us",
-    "reset_after_us",
-    "warned",
-    "owed",
-    "forgiven",
-    "limits",
-    "shadow",
-];
 
 /// Whether a line belongs to a trace, even if it is invalid: it has the field that no other object
 /// has.
@@ -125,7 +114,7 @@ fn unknown(text: &str) -> Option<BadLine> {
     } else if !has(&["key", "keys"]) {
         ("has no key or keys; ", &["key", "keys"][..])
     } else {
-        ("", &FIELDS[..])
+        ("", FIELDS)
     };
     let unknown = fields.keys().filter(|name| !is_known(name));
     let meant = |name: &String| did_you_mean(name, wanted.iter().copied());

@@ -312,11 +312,13 @@ impl Parser {
             |envelope| Ok(Self::new(format.reader(options)?, FormatArg::Auto, envelope, options));
         let envelope = Envelope::find(line);
         // The moment in front may be that of the format.
-        if envelope == Some(Envelope::Timestamp)
-            && let Ok(Some(entry)) = parser(None)?.parse(line)
-            && entry.caller.identifier("ip").is_none_or(is_counted)
-        {
-            return parser(None);
+        if envelope == Some(Envelope::Timestamp) {
+            let mut plain = parser(None)?;
+            if let Ok(Some(entry)) = plain.parse(line)
+                && entry.caller.identifier("ip").is_none_or(is_counted)
+            {
+                return Ok(plain);
+            }
         }
         parser(envelope)
     }

@@ -283,6 +283,11 @@ impl ReplayedRequests {
         self.inputs.iter().find_map(|input| input.format.as_ref()).map(|format| format.name.clone())
     }
 
+    /// Whether an input is a log, and no trace.
+    pub(super) fn reads_logs(&self) -> bool {
+        self.inputs.iter().any(Input::is_access_log)
+    }
+
     /// What the lines of the inputs leave open, and the options that tell it.
     pub(super) fn hints(&self) -> Vec<String> {
         let formats = self.inputs.iter().filter_map(|input| input.format.as_ref());

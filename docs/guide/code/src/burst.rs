@@ -22,7 +22,6 @@ const WORK_MS: u32 = 1_500;
 /// the first caller's too, within rings.
 const CALLERS: [&str; 3] = ["caller", "other", "caller"];
 const OTHER: u8 = 1;
-const READER: u8 = 2;
 const BELOW: f64 = 6.0;
 
 /// The name of a drawing, its title in two parts, and its rows: a limit as text, and what the
@@ -60,7 +59,7 @@ pub struct Scene {
     /// The title, in two parts.
     pub title: [String; 2],
     /// When each request comes, in milliseconds up to 25,000, and who sends it: 0 for the caller, 1
-    /// for another, 2 for the reader in the caller's name.
+    /// for another, or [`READER`](Self::READER).
     pub requests: Vec<(u32, u8)>,
     /// The limits as text, and what the reader should see of each.
     pub rows: Vec<(String, String)>,
@@ -113,7 +112,7 @@ fn decide(
         clock.set(Timestamp::ZERO + Duration::from_millis(time_ms.into()));
         leases.retain(|(end_ms, _)| time_ms < *end_ms); // dropping a lease releases it
         for (_, caller) in arrivals.iter().filter(|(at, _)| *at == time_ms) {
-            let key = CALLERS[usize::from(*caller.min(&READER))];
+            let key = CALLERS[usize::from(*caller.min(&Scene::READER))];
             let is_admitted = if is_lease {
                 match limiter.request(key).lease_now()? {
                     Leased::Granted(lease) => {
@@ -135,6 +134,9 @@ fn decide(
 }
 
 impl Scene {
+    /// Sends the reader's own requests, in the caller's name.
+    pub const READER: u8 = 2;
+
     /// The drawing, for a wide page or for a telephone.
     ///
     /// # Errors
@@ -309,7 +311,7 @@ impl Layout {
         for (time_ms, caller, is_admitted) in &row.requests {
             let below = if *caller == OTHER { BELOW } else { 0.0 };
             let at = (self.x(*time_ms), top + self.marks + below);
-            if *caller == READER {
+            if *caller == Scene::READER {
                 svg.circle("ink-line", at, self.mark + 3.0);
             }
             if *is_admitted {

@@ -192,14 +192,11 @@ fn draw(svg: &mut Svg, (left, top, length): (f64, f64, f64), panel: &Panel, stor
 /// The styles of lines, one after the other. Every second one is dashed, so that it does not hide
 /// the one below it.
 fn styles() -> impl Iterator<Item = String> {
-    let dashes = ["", " dashed"].into_iter().cycle();
-    let dashes = dashes.clone().take(LINES.len()).chain(dashes.skip(1));
-    LINES
-        .iter()
-        .cycle()
-        .zip(dashes)
-        .take(2 * LINES.len())
-        .map(|(line, dash)| format!("{line}-line{dash}"))
+    (0..2 * LINES.len()).map(|nth| {
+        let (round, place) = (nth / LINES.len(), nth % LINES.len());
+        let dash = if (round + place).is_multiple_of(2) { "" } else { " dashed" };
+        format!("{}-line{dash}", LINES[place])
+    })
 }
 
 /// A bar for as long as a state lasts.
